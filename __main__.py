@@ -1,0 +1,5 @@
+"""`python -m weightbus` is the `weightbus` command."""
+
+from .cli import main
+
+main()

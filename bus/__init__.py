@@ -1,0 +1,1 @@
+"""JetStream and nothing about models."""

@@ -1,0 +1,1 @@
+"""The trainer side: what the ranks hold, staging, publishing."""

@@ -1,0 +1,1 @@
+"""Conversion to Hugging Face shards: plan, assembly, commit."""

@@ -1,0 +1,1 @@
+"""Conversion families and rule kinds."""
