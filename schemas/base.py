@@ -46,4 +46,5 @@ Count: TypeAlias = Annotated[int, Field(ge=0, le=2**62)]
 
 ShortText: TypeAlias = Annotated[str, Field(max_length=512)]
 Uri: TypeAlias = Annotated[str, Field(min_length=1, max_length=1024)]
+ShortName: TypeAlias = Annotated[str, Field(max_length=64)]
 LongText: TypeAlias = Annotated[str, Field(max_length=8192)]

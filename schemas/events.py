@@ -17,7 +17,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field
 
-from .base import Count, Digest, Frozen, LongText, Seq, ShortText, Token, Uri
+from .base import Count, Digest, Frozen, LongText, Seq, ShortName, ShortText, Token, Uri
 from .layout import Naming
 
 MAX_EVENT_BYTES = 64 * 1024
@@ -182,7 +182,7 @@ class EngineReport(Event):
     serving_version: ShortText = ""
     error: ShortText = ""
     message: LongText = ""
-    timings_s: dict[ShortText, float] = Field(default_factory=dict, max_length=32)
+    timings_s: dict[ShortName, float] = Field(default_factory=dict, max_length=32)
 
 
 AnyEvent: TypeAlias = (

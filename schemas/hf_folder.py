@@ -79,11 +79,11 @@ def _weight_files(folder: Path) -> list[Path]:
     try:
         weight_map = cast("dict[str, str]", json.loads(index.read_bytes())["weight_map"])
         names = sorted(set(weight_map.values()))
+        unsafe = [name for name in names if Path(name).name != name]
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise OriginError(
             f"{INDEX_FILE} cannot be used: {error!r}", where={"folder": folder}
         ) from error
-    unsafe = [name for name in names if Path(name).name != name]
     absent = [name for name in names if name not in unsafe and not (folder / name).is_file()]
     if unsafe or absent:
         raise OriginError(
