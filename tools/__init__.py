@@ -1,0 +1,1 @@
+"""Tools for operators, over the same events: status."""
