@@ -48,9 +48,17 @@ def _sealed(version: int, rank: int) -> ProducerSealed:
 
 def _shard(version: int, shard: int) -> ShardPersisted:
     return ShardPersisted(
-        version=_key(version), plan_digest=DIGEST, writer=0, writers=1, shard=shard, shards=3,
-        file="f", nbytes=1, digest=DIGEST, table_digest=DIGEST,
-    )  # fmt: skip
+        version=_key(version),
+        plan_digest=DIGEST,
+        writer=0,
+        writers=1,
+        shard=shard,
+        shards=3,
+        file="f",
+        nbytes=1,
+        digest=DIGEST,
+        table_digest=DIGEST,
+    )
 
 
 def _complete(version: int, attempt: int = 1) -> VersionComplete:
@@ -62,11 +70,15 @@ def _complete(version: int, attempt: int = 1) -> VersionComplete:
 def _report(version: int, outcome: str, engine: str = "e0", attempt: int = 1) -> EngineReport:
     return EngineReport.model_validate(
         {
-            "version": _key(version, attempt), "engine": engine, "engine_url": "http://e",
-            "outcome": outcome, "state": "SERVING", "error": "" if outcome == "serving" else "EngineRefusedError",
+            "version": _key(version, attempt),
+            "engine": engine,
+            "engine_url": "http://e",
+            "outcome": outcome,
+            "state": "SERVING",
+            "error": "" if outcome == "serving" else "EngineRefusedError",
             "timings_s": {"PAUSED": 0.25, "LOADING": 0.5},
         }
-    )  # fmt: skip
+    )
 
 
 OPENED = VersionOpened(version=_key(7), producers=3)
@@ -75,12 +87,20 @@ _STAGES: list[tuple[list[AnyEvent], str, str]] = [
     ([OPENED], "publishing", "seals of ranks 0, 1, 2"),
     ([_sealed(7, 1), OPENED], "publishing", "seals of ranks 0, 2"),
     ([_sealed(7, 1)], "publishing", "its opening"),
-    ([OPENED, *(_sealed(7, k) for k in range(3))], "converting", "the first shard: is a writer running?"),
+    (
+        [OPENED, *(_sealed(7, k) for k in range(3))],
+        "converting",
+        "the first shard: is a writer running?",
+    ),
     ([OPENED, *(_sealed(7, k) for k in range(3)), _shard(7, 1)], "converting", "shards 0, 2"),
     ([OPENED, _complete(7)], "complete", ""),
-    ([OPENED, _complete(7), VersionRetired(version=_key(7), directory="/v", reason="r")], "retired", ""),
+    (
+        [OPENED, _complete(7), VersionRetired(version=_key(7), directory="/v", reason="r")],
+        "retired",
+        "",
+    ),
     ([OPENED, ABORTED], "aborted", "CoverageError: a gap (by writer-0)"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("events", "stage", "waits_for"), _STAGES)
@@ -104,9 +124,14 @@ def test_times_are_those_of_the_stream() -> None:
 
 def test_an_engine_that_failed_still_serves_what_it_served_and_lags() -> None:
     board = _board(
-        _complete(6), _complete(7), _report(6, "serving"), _report(7, "failed"),
-        _report(7, "serving", "e1"), _complete(1, attempt=2), _report(1, "serving", "e2", attempt=2),
-    )  # fmt: skip
+        _complete(6),
+        _complete(7),
+        _report(6, "serving"),
+        _report(7, "failed"),
+        _report(7, "serving", "e1"),
+        _complete(1, attempt=2),
+        _report(1, "serving", "e2", attempt=2),
+    )
     run = to_json(board)["runs"][0]
     rows = {row["engine"]: row for row in run["engines"]}
     assert run["newest_complete"] == "2/v000001"
