@@ -1,0 +1,1 @@
+"""What the demo and the end-to-end tests run: tiny real models on a CPU."""
