@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from ..schemas.layout import Part
 from .megatron_names import is_expert
@@ -141,7 +140,8 @@ RULES: tuple[PartitionRule, ...] = (
 """The first rule that matches decides."""
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """One rank among those that a tensor may be cut over."""
 
     world: int
