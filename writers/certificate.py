@@ -1,0 +1,120 @@
+"""The coverage certificate: proof that a version will be complete and exact, before its first byte.
+
+It holds if (a) the parts that ranks publish make up every whole tensor once, (b) every source
+element is used once (or left out as the rule says) and every HF element produced once, and (c)
+names, shapes and dtypes are those of the origin checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..schemas.errors import CoverageError, UnknownParameterError
+from ..schemas.layout import Layout
+from .conversion.family import Family
+from .expectation import Expectation
+from .plan_differences import Difference, Kind
+from .plan_survey import DTypePolicy, MissingPolicy, Survey, survey
+
+LISTED = 200
+"""How many lines an error message lists; `render()` lists all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The verdict: `differences` are reasons to refuse the version, `notes` are not."""
+
+    family: str
+    producers: int
+    sources: int
+    targets: int
+    differences: tuple[Difference, ...]
+    notes: tuple[Difference, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the version may be written."""
+        return not self.differences
+
+    def render(self) -> str:
+        """Everything, one line per difference and note."""
+        verdict = "holds" if self.ok else f"REFUSED: {len(self.differences)} differences"
+        lines = [
+            f"coverage certificate, family {self.family}: {self.sources} tensors of "
+            f"{self.producers} producers -> {self.targets} HF tensors: {verdict}",
+            *(f"  {difference}" for difference in self.differences),
+            *(f"  note: {note}" for note in self.notes),
+        ]
+        return "\n".join(lines)
+
+    def require(self) -> None:
+        """Do nothing if the certificate holds.
+
+        Raises:
+            UnknownParameterError: names that no rule knows, with everything else that is wrong.
+            CoverageError: every other difference.
+        """
+        if self.ok:
+            return
+        unknown = [d for d in self.differences if d.kind is Kind.UNKNOWN_PARAMETER]
+        others = [d for d in self.differences if d.kind is not Kind.UNKNOWN_PARAMETER]
+        listed = _list(unknown + others)
+        where = {"family": self.family, "producers": self.producers}
+        if unknown:
+            raise UnknownParameterError(
+                f"{len(unknown)} parameters that the family has no rule for, "
+                f"{len(others)} other differences:\n{listed}\n",
+                where=where,
+                next_step="add rules for these names to the family's table, or name the family "
+                "that the model really is",
+            )
+        raise CoverageError(
+            f"the coverage certificate does not hold, {len(others)} differences:\n{listed}\n",
+            where=where,
+            next_step="nothing was written; mend the layout, the family or the origin checkpoint "
+            "that the lines above name",
+        )
+
+
+def certify(
+    layouts: Sequence[Layout],
+    expectation: Expectation,
+    family: Family,
+    *,
+    missing: MissingPolicy = "refuse",
+    dtype: DTypePolicy = "source",
+) -> Certificate:
+    """Check what producers hold against what a version must contain.
+
+    Args:
+        layouts: every producer's layout, in any order.
+        expectation: the origin checkpoint's tensors.
+        family: the conversion rules, bound to the model's config.
+        missing: what to do about expected tensors that nobody produces.
+        dtype: what to do about dtypes that differ from the origin's.
+
+    Raises:
+        OriginError: the config lacks a number that a rule needs.
+    """
+    found = survey(layouts, expectation, family, missing=missing, dtype=dtype)
+    return certificate_of(found, len(layouts), family.name)
+
+
+def certificate_of(found: Survey, producers: int, family: str) -> Certificate:
+    """The certificate of a finished survey."""
+    return Certificate(
+        family=family,
+        producers=producers,
+        sources=len(found.wholes),
+        targets=len(found.targets),
+        differences=tuple(found.differences),
+        notes=tuple(found.notes),
+    )
+
+
+def _list(differences: Sequence[Difference]) -> str:
+    lines = [f"  {difference}" for difference in differences[:LISTED]]
+    if len(differences) > LISTED:
+        lines.append(f"  and {len(differences) - LISTED} more; `render()` lists them all")
+    return "\n".join(lines)

@@ -1,0 +1,258 @@
+"""The whole-space view of a version: what every tensor becomes, and all that is wrong with it.
+
+The certificate shows a survey to people; the plan is cut out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from ..schemas.dtypes import DType
+from ..schemas.errors import ConversionError, LayoutError
+from ..schemas.layout import Layout
+from .conversion.family import Conversion, Family
+from .conversion.kinds import Geometry
+from .expectation import Expectation
+from .plan_differences import Difference, Kind, difference
+from .plan_wholes import Whole, blocks_of, collect
+from .regions import Cover, Grid, Move, cover_of, held_boxes, view_of
+
+MissingPolicy: TypeAlias = Literal["refuse", "omit"]
+"""Expected tensors that nobody produces: refuse the version, or leave them out of it."""
+
+DTypePolicy: TypeAlias = Literal["source", "exact"]
+"""`source`: a tensor has the dtype that the trainer publishes, a difference from the origin is
+noted. `exact`: a difference is refused."""
+
+
+class Supply(NamedTuple):
+    """One whole tensor's contribution to one target: output `slot` of its conversion."""
+
+    whole: Whole
+    conversion: Conversion
+    slot: int
+
+
+@dataclass(slots=True)
+class Surveyed:
+    """One HF tensor that the version will have."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    supplies: list[Supply]
+
+
+@dataclass(slots=True)
+class Survey:
+    """Everything in whole space. `targets` by name; `conversions` by whole tensor's name."""
+
+    wholes: list[Whole] = field(default_factory=list[Whole])
+    conversions: dict[str, Conversion] = field(default_factory=dict[str, Conversion])
+    targets: dict[str, Surveyed] = field(default_factory=dict[str, Surveyed])
+    differences: list[Difference] = field(default_factory=list[Difference])
+    notes: list[Difference] = field(default_factory=list[Difference])
+
+
+def survey(
+    layouts: Sequence[Layout],
+    expectation: Expectation,
+    family: Family,
+    *,
+    missing: MissingPolicy = "refuse",
+    dtype: DTypePolicy = "source",
+) -> Survey:
+    """Convert every whole tensor in thought, and compare the result with the expectation.
+
+    Raises:
+        OriginError: the config lacks a number that a rule needs.
+    """
+    result = Survey()
+    result.wholes, result.differences = collect(layouts)
+    if layouts and all(layout.naming == "hf" for layout in layouts):
+        family = family.identity()
+    checked: dict[int, list[tuple[Kind, str]]] = {}
+    for whole in result.wholes:
+        _convert(whole, family, expectation, result, checked)
+    for target in result.targets.values():
+        _check_target(target, result)
+    _compare(result, expectation, family, missing, dtype)
+    return result
+
+
+def _convert(
+    whole: Whole,
+    family: Family,
+    expectation: Expectation,
+    result: Survey,
+    checked: dict[int, list[tuple[Kind, str]]],
+) -> None:
+    """Apply the whole tensor's rule, check the rule's moves, and register its targets."""
+    try:
+        conversion = family.convert(whole.name, whole.shape)
+    except ConversionError as error:
+        result.differences.append(
+            difference(Kind.RULE_REFUSED, whole.name, whole.ranks, error.what)
+        )
+        return
+    if conversion is None:
+        near = family.nearest(whole.name)
+        detail = f"family {family.name} has no rule for it" + (
+            f"; nearest: {', '.join(near)}" if near else ""
+        )
+        result.differences.append(
+            difference(Kind.UNKNOWN_PARAMETER, whole.name, whole.ranks, detail)
+        )
+        return
+    geometry = conversion.geometry
+    # Geometries live as long as the family, and equal shapes of one rule share theirs.
+    found = checked.get(id(geometry))
+    if found is None:
+        found = checked[id(geometry)] = _check_geometry(geometry, whole.shape)
+    result.differences += [difference(k, whole.name, whole.ranks, text) for k, text in found]
+    result.differences += _check_cut(whole, geometry)
+    result.notes += [
+        difference(Kind.LEFT_OUT, whole.name, whole.ranks, f"{left.reason}: {left.box}")
+        for left in geometry.left
+    ]
+    result.conversions[whole.name] = conversion
+    for slot, (output, name) in enumerate(zip(geometry.outputs, conversion.names, strict=True)):
+        if output.optional and name not in expectation.tensors:
+            continue
+        supply = Supply(whole, conversion, slot)
+        target = result.targets.get(name)
+        if target is None:
+            result.targets[name] = Surveyed(name, whole.dtype, output.shape, [supply])
+        else:
+            target.supplies.append(supply)
+
+
+def _check_cut(whole: Whole, geometry: Geometry) -> list[Difference]:
+    """Whether ranks cut the tensor as its rule supposes: a GLU block by block, others at once."""
+    part = whole.part
+    if part.count == 1:
+        return []
+    try:
+        held_boxes(part, whole.shape)
+    except LayoutError as error:
+        return [difference(Kind.BAD_PARTITION, whole.name, whole.ranks, error.what)]
+    blocks = blocks_of(part, whole.shape) if part.dim == 0 else part.blocks
+    wanted = geometry.blocks if part.dim == 0 else ()
+    if blocks == wanted:
+        return []
+    detail = (
+        f"cut along dim {part.dim} in blocks {list(blocks)}, its rule knows blocks {list(wanted)}"
+    )
+    return [difference(Kind.BAD_PARTITION, whole.name, whole.ranks, detail)]
+
+
+def _check_geometry(geometry: Geometry, shape: tuple[int, ...]) -> list[tuple[Kind, str]]:
+    """Source elements: each moved once or left out. Targets are checked from all their sources."""
+    primary = [move for move in geometry.moves if not move.copy]
+    taken = [move.src for move in primary] + [left.box for left in geometry.left]
+    cover = cover_of(taken, *view_of(shape))
+    found = [
+        (Kind.SOURCE_OVERLAP, f"{taken[a]} and {taken[b]} share elements")
+        for a, b in cover.overlaps
+    ]
+    found += [(Kind.OUT_OF_BOUNDS, f"{taken[n]} of shape {list(shape)}") for n in cover.outside]
+    if cover.uncovered:
+        found.append(
+            (Kind.SOURCE_UNUSED, f"{cover.uncovered} elements, the first in row {cover.first_gap}")
+        )
+    for move in geometry.moves:
+        lands = (move.dst.cols, move.dst.rows) if move.transposed else move.dst[2:4]
+        if lands != move.src[2:4]:
+            found.append((Kind.OUT_OF_BOUNDS, f"{move.src} does not fit onto {move.dst}"))
+    return found
+
+
+def _check_target(target: Surveyed, result: Survey) -> None:
+    """Every element of the target is produced exactly once, by sources that agree about it."""
+    first = target.supplies[0]
+    for supply in target.supplies[1:]:
+        shape = supply.conversion.geometry.outputs[supply.slot].shape
+        if (shape, supply.whole.dtype) != (target.shape, target.dtype):
+            detail = (
+                f"{first.whole.name} gives {target.dtype} {list(target.shape)}, "
+                f"{supply.whole.name} gives {supply.whole.dtype} {list(shape)}"
+            )
+            result.differences.append(
+                difference(Kind.TARGET_CONFLICT, target.name, supply.whole.ranks, detail)
+            )
+            return
+    moves: list[tuple[Move, str]] = [
+        (move, supply.whole.name)
+        for supply in target.supplies
+        for move in supply.conversion.geometry.moves
+        if move.slot == supply.slot
+    ]
+    grids = [move.dst for move, _ in moves]
+    rows, cols = view_of(target.shape)
+    if len(grids) == 1 and grids[0] == Grid(0, 0, rows, cols):
+        return
+    cover = cover_of(grids, rows, cols)
+    if not cover.exact:
+        ranks = {rank for supply in target.supplies for rank in supply.whole.ranks}
+        result.differences += [
+            difference(kind, target.name, ranks, text) for kind, text in _uncover(cover, moves)
+        ]
+
+
+def _uncover(cover: Cover, moves: list[tuple[Move, str]]) -> list[tuple[Kind, str]]:
+    found = [
+        (
+            Kind.TARGET_OVERLAP,
+            f"{moves[a][0].dst} from {moves[a][1]} and {moves[b][0].dst} from {moves[b][1]}",
+        )
+        for a, b in cover.overlaps
+    ]
+    found += [(Kind.OUT_OF_BOUNDS, f"{moves[n][0].dst} from {moves[n][1]}") for n in cover.outside]
+    if cover.uncovered:
+        text = f"{cover.uncovered} elements, the first in row {cover.first_gap}"
+        found.append((Kind.TARGET_UNCOVERED, text))
+    return found
+
+
+def _compare(
+    result: Survey,
+    expectation: Expectation,
+    family: Family,
+    missing: MissingPolicy,
+    dtype: DTypePolicy,
+) -> None:
+    """Names, shapes and dtypes against the origin checkpoint's."""
+    for name, expected in expectation.tensors.items():
+        target = result.targets.get(name)
+        if target is None:
+            _absent(name, family, missing, result)
+            continue
+        ranks = {rank for supply in target.supplies for rank in supply.whole.ranks}
+        if target.shape != expected.shape:
+            detail = f"{list(target.shape)}, the origin has {list(expected.shape)}"
+            result.differences.append(difference(Kind.WRONG_SHAPE, name, ranks, detail))
+        if target.dtype != expected.dtype:
+            detail = f"{target.dtype}, the origin has {expected.dtype}"
+            if dtype == "exact":
+                result.differences.append(difference(Kind.WRONG_DTYPE, name, ranks, detail))
+            else:
+                result.notes.append(difference(Kind.OTHER_DTYPE, name, ranks, detail))
+    for name, target in result.targets.items():
+        if name not in expectation.tensors:
+            sources = ", ".join(supply.whole.name for supply in target.supplies)
+            ranks = {rank for supply in target.supplies for rank in supply.whole.ranks}
+            detail = f"made of {sources}, the origin checkpoint does not have it"
+            result.differences.append(difference(Kind.EXTRA_TENSOR, name, ranks, detail))
+
+
+def _absent(name: str, family: Family, missing: MissingPolicy, result: Survey) -> None:
+    reason = family.unwritten_reason(name)
+    if reason is not None:
+        result.notes.append(difference(Kind.OMITTED, name, (), reason))
+    elif missing == "omit":
+        result.notes.append(difference(Kind.OMITTED, name, (), "no rank holds it"))
+    else:
+        detail = "the origin checkpoint has it, no rank holds anything that becomes it"
+        result.differences.append(difference(Kind.MISSING_TENSOR, name, (), detail))
