@@ -25,7 +25,8 @@
     ├── PublishError                 a version could not be published
     │   ├── VersionOrderError        weight versions only grow inside an attempt
     │   ├── VersionConflictError     two producers disagree about one version
-    │   └── VersionSkippedError      the policy `skip` left this version out
+    │   ├── VersionSkippedError      the policy `skip` left this version out
+    │   └── VersionPendingError      the version has no outcome yet                (retry helps)
     ├── ConversionError              Megatron to Hugging Face
     │   ├── UnknownFamilyError
     │   ├── UnknownParameterError    names that no rule of the family knows
@@ -199,6 +200,12 @@ class VersionConflictError(PublishError):
 
 class VersionSkippedError(PublishError):
     """The policy `skip` left this version out."""
+
+
+class VersionPendingError(PublishError):
+    """The version has neither been completed nor aborted yet."""
+
+    retryable: ClassVar[bool] = True
 
 
 class ConversionError(WeightbusError):
