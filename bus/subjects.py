@@ -101,6 +101,11 @@ def outcomes_filter(run_id: str, attempt: int | None = None) -> str:
     return f"{EVENTS_ROOT}.{run_id}.{'*' if attempt is None else attempt}.*.outcome"
 
 
+def retirements_filter(run_id: str) -> str:
+    """The retirements of a run's versions."""
+    return f"{EVENTS_ROOT}.{run_id}.*.*.retired"
+
+
 def reports_filter(run_id: str) -> str:
     """Every engine report of a run."""
     return f"{REPORTS_ROOT}.{run_id}.>"
