@@ -12,13 +12,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+from ..bus.config import BusConfig
 from ..bus.interface import Bus
+from ..bus.nats_bus import NatsBus
 from ..schemas.errors import BusClosedError, BusUnavailableError
 
 Result = TypeVar("Result")
-BusFactory = Callable[[], Awaitable[Bus]]
+BusFactory: TypeAlias = Callable[[], Awaitable[Bus]]
 
 
 class BusThread:
@@ -130,6 +132,28 @@ class BusThread:
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+
+
+BusSource: TypeAlias = BusThread | BusConfig | BusFactory | str
+"""How a publisher may be given its bus: a shared thread, or how to reach the server."""
+
+
+def bus_thread_of(source: BusSource, *, connect_timeout_s: float = 30.0) -> tuple[BusThread, bool]:
+    """The thread to publish on, and whether it is new (then the caller must close it).
+
+    Raises:
+        BusUnavailableError, StreamMismatchError, ServerBinaryError: as `NatsBus.connect`.
+    """
+    if isinstance(source, BusThread):
+        return source, False
+    if isinstance(source, BusConfig | str):
+        config = source
+
+        async def connect() -> Bus:
+            return await NatsBus.connect(config)
+
+        return BusThread(connect, connect_timeout_s=connect_timeout_s), True
+    return BusThread(source, connect_timeout_s=connect_timeout_s), True
 
 
 def _closed() -> BusClosedError:

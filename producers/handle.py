@@ -122,10 +122,9 @@ class PublishHandle:
                 if not future.done():
                     future.set_exception(error)
 
-    def wait_durable(self, timeout_s: float) -> None:
-        """Wait for durability or failure, without raising either."""
-        with suppress(FutureTimeoutError, CancelledError):
-            self._durable.exception(timeout_s)
+    def mark_retrieved(self) -> None:
+        """The user has seen the error elsewhere."""
+        self._seen = True
 
     def wait_ended(self, timeout_s: float) -> None:
         """Wait for the end, without raising."""

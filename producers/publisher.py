@@ -46,6 +46,10 @@ class TensorSource(Protocol):
         """
         ...
 
+    def forget(self) -> None:
+        """Drop every kept view: the memory is about to go."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PublisherTimes:
@@ -169,6 +173,10 @@ class VersionPublisher:
                 return self._leave_out(handle, error)
             try:
                 self._source.fill(slot, self._placed)
+            except WeightbusError as error:
+                self._arena.release(slot)
+                self._in_flight.give_up(handle, error)
+                return self._failed(handle, error)
             except BaseException:
                 self._arena.release(slot)
                 self._in_flight.give_up(handle, _copy_failed(handle))
@@ -192,6 +200,7 @@ class VersionPublisher:
         for handle in self._in_flight.unfinished():
             handle.wait_ended(max(0.0, deadline - time.monotonic()))
         self._in_flight.stop(_ABORT_S)
+        self._source.forget()
         self._arena.close()
         if self._owns_bus:
             self._bus.close()
@@ -231,7 +240,11 @@ class VersionPublisher:
                 next_step="nothing, if a later version is as good; or use the policy `wait`",
             )
         self._in_flight.give_up(handle, reason)
+        return self._failed(handle, error)
+
+    def _failed(self, handle: PublishHandle, error: WeightbusError) -> PublishHandle:
         if self._staging.policy == "fail":
+            handle.mark_retrieved()
             raise error
         return handle
 
