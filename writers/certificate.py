@@ -7,6 +7,7 @@ names, shapes and dtypes are those of the origin checkpoint.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,9 @@ from .plan_differences import Difference, Kind
 from .plan_survey import DTypePolicy, MissingPolicy, Survey, survey
 
 LISTED = 200
-"""How many lines an error message lists; `render()` lists all."""
+"""An error message with more lines than this names equal findings of many layers in one line."""
+
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,16 @@ def certificate_of(found: Survey, producers: int, family: str) -> Certificate:
 
 
 def _list(differences: Sequence[Difference]) -> str:
-    lines = [f"  {difference}" for difference in differences[:LISTED]]
-    if len(differences) > LISTED:
-        lines.append(f"  and {len(differences) - LISTED} more; `render()` lists them all")
+    """All of them; many of one form (layers, experts) share a line with the first and the last."""
+    if len(differences) <= LISTED:
+        return "\n".join(f"  {difference}" for difference in differences)
+    forms: dict[tuple[Kind, str], list[Difference]] = {}
+    for difference in differences:
+        form = (difference.kind, _NUMBER.sub("#", difference.tensor))
+        forms.setdefault(form, []).append(difference)
+    lines: list[str] = []
+    for (_, form), found in forms.items():
+        lines.append(f"  {found[0]}")
+        if len(found) > 1:
+            lines[-1] += f"; {len(found) - 1} more of the form {form}, the last {found[-1].tensor}"
     return "\n".join(lines)
