@@ -6,6 +6,7 @@ until the version is complete; the digests show it if it does not. Needs no torc
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import defaultdict
 from collections.abc import Callable
@@ -28,11 +29,12 @@ _RANK = 0
 
 @dataclass(frozen=True, slots=True)
 class FolderPlan:
-    """What a folder publishes: its layout, and its chunks with the file of each.
+    """What a folder publishes: its absolute path, its layout, and its chunks with the file of each.
 
     Offsets of placed tensors are from the start of their file.
     """
 
+    folder: Path
     layout: Layout
     chunks: tuple[tuple[Path, ChunkPlan], ...]
 
@@ -70,7 +72,7 @@ def plan_folder(folder: Path, chunk_bytes: int = CHUNK_BYTES) -> FolderPlan:
         for chunk in plan_chunks(placed, chunk_bytes):
             chunks.append((path, ChunkPlan(len(chunks), chunk.tensors)))
     layout = Layout(naming="hf", producer=ParallelRank(rank=_RANK), tensors=tuple(held))
-    return FolderPlan(layout, tuple(chunks))
+    return FolderPlan(folder.resolve(), layout, tuple(chunks))
 
 
 async def publish_hf_folder(
@@ -110,9 +112,8 @@ async def publish_hf_folder(
         VersionConflictError: another trainer holds the attempt.
         BusUnavailableError: no answer in time.
     """
-    folder = folder.resolve()
-    plan = plan_folder(folder, chunk_bytes)
-    trainer = Trainer(run_id, 1, "hf", str(folder), family)
+    plan = await asyncio.to_thread(plan_folder, folder, chunk_bytes)
+    trainer = Trainer(run_id, 1, "hf", str(plan.folder), family)
     number = await open_attempt(bus, trainer, attempt, timeout_s=timeout_s)
     await publish_layout(bus, run_id, number, plan.layout, timeout_s=timeout_s)
     key = VersionKey(run_id=run_id, attempt=number, weight_version=weight_version)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import lzma
-import re
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
+from weightbus.demo.megatron_cpu.values import cut_whole, value_of
 from weightbus.producers.megatron_layout import (
     ChunkRecord,
     RankRecord,
@@ -21,11 +20,15 @@ from weightbus.producers.megatron_layout import (
 from weightbus.producers.megatron_partition import ModelSizes
 from weightbus.producers.ownership import ParallelSizes
 from weightbus.schemas.dtypes import DType
-from weightbus.schemas.layout import Layout, LocalTensor, ParallelRank, Part
+from weightbus.schemas.layout import Layout, LocalTensor, ParallelRank
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 LAYOUTS_FILE = FIXTURES / "megatron_layouts.json.xz"
 
+__all__ = [
+    "FixtureGroup", "cut_whole", "fixture_groups", "group_named", "layouts_of", "local_bytes",
+    "local_value", "value_of",
+]  # fmt: skip
 RawDump = dict[str, Any]
 DTYPES: dict[str, DType] = {"torch.float32": "F32", "torch.bfloat16": "BF16"}
 TORCH_DTYPES: dict[DType, torch.dtype] = {"F32": torch.float32, "BF16": torch.bfloat16}
@@ -140,48 +143,6 @@ def _chunk(chunk: RawDump, *, tied: bool) -> ChunkRecord:
         f"decoder.layers.{local}": number for local, number in enumerate(chunk["layer_numbers"])
     }
     return ChunkRecord(tuple(tensors), numbers, bool(chunk["pre_process"]), tied)
-
-
-# ------------------------------------------------------------------------------------- values
-
-
-_ALIASES = (
-    (r"linear_qkv\.layer_norm_weight|self_attention\.input_layernorm\.weight", "@in_ln"),
-    (r"input_layernorm\.weight", "@in_ln"),
-    (r"self_attention\.@in_ln", "@in_ln"),
-    (r"mlp\.linear_fc1\.layer_norm_weight|pre_mlp_layernorm\.weight", "@pre_ln"),
-    (r"linear_q_up_proj\.layer_norm_weight", "q_layernorm.weight"),
-    (r"linear_kv_up_proj\.layer_norm_weight", "kv_layernorm.weight"),
-    (r"experts\.linear_fc([12])\.weight(\d+)$", r"experts.local_experts.\2.linear_fc\1.weight"),
-)
-
-
-@functools.cache
-def value_of(
-    global_name: str, whole_shape: tuple[int, ...], torch_dtype: torch.dtype
-) -> torch.Tensor:
-    """The whole tensor of this name: the same in every layout, spec and Megatron version.
-
-    Norm weights are random around 1 (at exactly 1 a swapped norm would stay unseen).
-    """
-    alias = global_name
-    for pattern, replacement in _ALIASES:
-        alias = re.sub(pattern, replacement, alias)
-    generator = torch.Generator().manual_seed(zlib.crc32(alias.encode()))
-    value = torch.randn(whole_shape, generator=generator)
-    if len(whole_shape) > 1:
-        value = 0.1 * value
-    else:
-        value = 0.1 * value if "expert_bias" in global_name else 1 + 0.2 * value
-    return value.to(torch_dtype)
-
-
-def cut_whole(whole: torch.Tensor, part: Part) -> torch.Tensor:
-    """The part of a whole tensor, as schemas.layout.Part defines it."""
-    if part.count == 1:
-        return whole
-    blocks = whole.split(list(part.blocks), part.dim) if part.blocks else (whole,)
-    return torch.cat([block.chunk(part.count, part.dim)[part.index] for block in blocks], part.dim)
 
 
 def local_value(tensor: LocalTensor) -> torch.Tensor:
