@@ -13,7 +13,7 @@ from ..schemas.events import (
     VersionComplete,
     VersionKey,
 )
-from .interface import SubjectTakenError, Bus, Message, Receipt
+from .interface import Bus, Message, Receipt, SubjectTakenError
 from .subjects import outcome_subject, subject_of
 
 

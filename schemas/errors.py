@@ -16,6 +16,7 @@
     │   ├── StreamFullError          the stream's limit is reached; nothing was stored
     │   ├── AlreadyPublishedError    the subject holds another message already
     │   ├── SequenceGapError         messages that were asked for are gone from the stream
+    │   ├── ReaderReplacedError      a newer reader of the same name has taken over
     │   └── BlobMissingError         no blob of that name in the bucket
     ├── LayoutError                  what a producer says it holds makes no sense
     │   └── UnknownPartitionError    nobody can say which part of the whole a tensor is
@@ -158,6 +159,10 @@ class AlreadyPublishedError(BusError):
 
 class SequenceGapError(BusError):
     """Messages that were asked for are gone from the stream."""
+
+
+class ReaderReplacedError(BusError):
+    """A newer reader of the same name has taken over; this one gets nothing more."""
 
 
 class BlobMissingError(BusError):
