@@ -12,7 +12,7 @@ import logging
 
 from ..bus.interface import Bus
 from ..schemas.errors import WeightbusError
-from ..schemas.events import AnyEvent, VersionComplete, VersionKey
+from ..schemas.events import VersionComplete, VersionKey
 from .activation import Activation, Holding
 from .config import AgentConfig
 from .engine import Engine
@@ -50,9 +50,10 @@ class Agent:
         self._targets = Targets(config.run_id, config.fallback_depth)
         self._activation = Activation(engine, config, self._machine)
         self._reporter = Reporter(bus, engine, config, self._machine, self._activation)
-        name = f"agent-{config.run_id}-{config.engine_name}"
-        self._follower = Follower(bus, config.run_id, name, self._take)
         self._changed = asyncio.Event()
+        self._follower = Follower(
+            bus, config.run_id, config.engine_name, self._targets, self._changed
+        )
         self._tries: dict[VersionKey, int] = {}
         self._failures = 0
         self._last_failure: Failure | None = None
@@ -74,6 +75,7 @@ class Agent:
         """Work until `stop()` or until cancelled.
 
         Raises:
+            ReaderReplacedError: another agent of the same run and engine has started.
             BusClosedError: the bus was closed.
         """
         if self._stopping:
@@ -111,12 +113,9 @@ class Agent:
             await cancel_and_wait(task)
         await self._reporter.send_last()
 
-    def _take(self, event: AnyEvent) -> None:
-        if self._targets.add(event):
-            self._failures = 0
-            self._changed.set()
-
     def _target(self) -> VersionComplete | None:
+        if not self._follower.caught_up.is_set():
+            return None
         return self._targets.target(parse_label(self.serving))
 
     async def _work(self) -> None:
@@ -140,6 +139,7 @@ class Agent:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()
+            self._failures = 0  # something new came: no reason to wait any longer
 
     async def _step(self) -> float:
         """Do what is to be done now; returns the seconds after which to look again."""

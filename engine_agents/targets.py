@@ -30,6 +30,12 @@ class Targets:
         self._floor: Order | None = None
         self._unreported: set[Order] = set()
 
+    def forget(self) -> None:
+        """Every version: the stream is read again. What was rejected stays so."""
+        self._complete.clear()
+        self._retired.clear()
+        self._unreported.clear()
+
     def add(self, event: AnyEvent) -> bool:
         """Take an event of the run in; returns whether the target may have changed.
 
