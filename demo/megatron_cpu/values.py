@@ -1,4 +1,4 @@
-"""Weights that are a function of the tensor's name: every layout of a model holds the same model."""
+"""Weights by name: a function of a tensor's global name, so every layout holds the same model."""
 
 from __future__ import annotations
 
