@@ -15,7 +15,7 @@ from ..schemas.errors import CoverageError, UnknownParameterError
 from ..schemas.layout import Layout
 from .conversion.family import Family
 from .expectation import Expectation
-from .plan_differences import Difference, Kind
+from .plan_differences import Difference, DifferenceKind
 from .plan_survey import DTypePolicy, MissingPolicy, Survey, survey
 
 LISTED = 200
@@ -60,8 +60,8 @@ class Certificate:
         """
         if self.ok:
             return
-        unknown = [d for d in self.differences if d.kind is Kind.UNKNOWN_PARAMETER]
-        others = [d for d in self.differences if d.kind is not Kind.UNKNOWN_PARAMETER]
+        unknown = [d for d in self.differences if d.kind is DifferenceKind.UNKNOWN_PARAMETER]
+        others = [d for d in self.differences if d.kind is not DifferenceKind.UNKNOWN_PARAMETER]
         listed = _list(unknown + others)
         where = {"family": self.family, "producers": self.producers}
         if unknown:
@@ -120,7 +120,7 @@ def _list(differences: Sequence[Difference]) -> str:
     """All of them; many of one form (layers, experts) share a line with the first and the last."""
     if len(differences) <= LISTED:
         return "\n".join(f"  {difference}" for difference in differences)
-    forms: dict[tuple[Kind, str], list[Difference]] = {}
+    forms: dict[tuple[DifferenceKind, str], list[Difference]] = {}
     for difference in differences:
         form = (difference.kind, _NUMBER.sub("#", difference.tensor))
         forms.setdefault(form, []).append(difference)

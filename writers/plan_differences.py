@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """What differs. The members below the line are notes: listed, but no reason to refuse."""
 
     DUPLICATE_PRODUCER = "duplicate producer"
@@ -47,7 +47,7 @@ class Kind(StrEnum):
     WRONG_SHAPE = "wrong shape"
     """Produced with another shape than the origin's."""
     WRONG_DTYPE = "wrong dtype"
-    """Produced with another dtype than the origin's."""
+    """Published with another dtype than its rule demands, or the origin has."""
     # ------------------------------------------------------------------------------- notes
     OMITTED = "omitted"
     """Expected, but left out: by policy, or because the family never writes it."""
@@ -60,7 +60,7 @@ class Kind(StrEnum):
 class Difference(NamedTuple):
     """One finding: about which tensor, seen on which ranks."""
 
-    kind: Kind
+    kind: DifferenceKind
     tensor: str
     ranks: tuple[int, ...]
     detail: str
@@ -71,7 +71,7 @@ class Difference(NamedTuple):
         return f"{self.kind}:{subject}: {self.detail}{where}"
 
 
-def difference(kind: Kind, tensor: str, ranks: Iterable[int], detail: str) -> Difference:
+def difference(kind: DifferenceKind, tensor: str, ranks: Iterable[int], detail: str) -> Difference:
     """A difference with its ranks sorted and unique."""
     return Difference(kind, tensor, tuple(sorted(set(ranks))), detail)
 

@@ -15,7 +15,7 @@ from ..schemas.layout import Layout
 from .conversion.family import Conversion, Family
 from .conversion.kinds import Geometry
 from .expectation import Expectation
-from .plan_differences import Difference, Kind, difference
+from .plan_differences import Difference, DifferenceKind, difference
 from .plan_wholes import Whole, blocks_of, collect
 from .regions import Cover, Grid, Move, cover_of, held_boxes, view_of
 
@@ -73,7 +73,7 @@ def survey(
     result.wholes, result.differences = collect(layouts)
     if layouts and all(layout.naming == "hf" for layout in layouts):
         family = family.identity()
-    checked: dict[int, list[tuple[Kind, str]]] = {}
+    checked: dict[int, list[tuple[DifferenceKind, str]]] = {}
     for whole in result.wholes:
         _convert(whole, family, expectation, result, checked)
     for target in result.targets.values():
@@ -87,14 +87,14 @@ def _convert(
     family: Family,
     expectation: Expectation,
     result: Survey,
-    checked: dict[int, list[tuple[Kind, str]]],
+    checked: dict[int, list[tuple[DifferenceKind, str]]],
 ) -> None:
     """Apply the whole tensor's rule, check the rule's moves, and register its targets."""
     try:
         conversion = family.convert(whole.name, whole.shape)
     except ConversionError as error:
         result.differences.append(
-            difference(Kind.RULE_REFUSED, whole.name, whole.ranks, error.what)
+            difference(DifferenceKind.RULE_REFUSED, whole.name, whole.ranks, error.what)
         )
         return
     if conversion is None:
@@ -103,7 +103,7 @@ def _convert(
             f"; nearest: {', '.join(near)}" if near else ""
         )
         result.differences.append(
-            difference(Kind.UNKNOWN_PARAMETER, whole.name, whole.ranks, detail)
+            difference(DifferenceKind.UNKNOWN_PARAMETER, whole.name, whole.ranks, detail)
         )
         return
     geometry = conversion.geometry
@@ -114,13 +114,18 @@ def _convert(
     result.differences += [difference(k, whole.name, whole.ranks, text) for k, text in found]
     result.differences += _check_cut(whole, geometry)
     result.notes += [
-        difference(Kind.LEFT_OUT, whole.name, whole.ranks, f"{left.reason}: {left.box}")
+        difference(DifferenceKind.LEFT_OUT, whole.name, whole.ranks, f"{left.reason}: {left.box}")
         for left in geometry.left
     ]
     result.conversions[whole.name] = conversion
     for slot, (output, name) in enumerate(zip(geometry.outputs, conversion.names, strict=True)):
         if output.optional and name not in expectation.tensors:
             continue
+        if output.dtype not in (None, whole.dtype):
+            detail = f"{whole.name} is {whole.dtype}, its rule knows {output.dtype} only"
+            result.differences.append(
+                difference(DifferenceKind.WRONG_DTYPE, name, whole.ranks, detail)
+            )
         supply = Supply(whole, conversion, slot)
         target = result.targets.get(name)
         if target is None:
@@ -137,7 +142,7 @@ def _check_cut(whole: Whole, geometry: Geometry) -> list[Difference]:
     try:
         held_boxes(part, whole.shape)
     except LayoutError as error:
-        return [difference(Kind.BAD_PARTITION, whole.name, whole.ranks, error.what)]
+        return [difference(DifferenceKind.BAD_PARTITION, whole.name, whole.ranks, error.what)]
     blocks = blocks_of(part, whole.shape) if part.dim == 0 else part.blocks
     wanted = geometry.blocks if part.dim == 0 else ()
     if blocks == wanted:
@@ -145,27 +150,32 @@ def _check_cut(whole: Whole, geometry: Geometry) -> list[Difference]:
     detail = (
         f"cut along dim {part.dim} in blocks {list(blocks)}, its rule knows blocks {list(wanted)}"
     )
-    return [difference(Kind.BAD_PARTITION, whole.name, whole.ranks, detail)]
+    return [difference(DifferenceKind.BAD_PARTITION, whole.name, whole.ranks, detail)]
 
 
-def _check_geometry(geometry: Geometry, shape: tuple[int, ...]) -> list[tuple[Kind, str]]:
+def _check_geometry(geometry: Geometry, shape: tuple[int, ...]) -> list[tuple[DifferenceKind, str]]:
     """Source elements: each moved once or left out. Targets are checked from all their sources."""
     primary = [move for move in geometry.moves if not move.copy]
     taken = [move.src for move in primary] + [left.box for left in geometry.left]
     cover = cover_of(taken, *view_of(shape))
     found = [
-        (Kind.SOURCE_OVERLAP, f"{taken[a]} and {taken[b]} share elements")
+        (DifferenceKind.SOURCE_OVERLAP, f"{taken[a]} and {taken[b]} share elements")
         for a, b in cover.overlaps
     ]
-    found += [(Kind.OUT_OF_BOUNDS, f"{taken[n]} of shape {list(shape)}") for n in cover.outside]
+    found += [
+        (DifferenceKind.OUT_OF_BOUNDS, f"{taken[n]} of shape {list(shape)}") for n in cover.outside
+    ]
     if cover.uncovered:
         found.append(
-            (Kind.SOURCE_UNUSED, f"{cover.uncovered} elements, the first in row {cover.first_gap}")
+            (
+                DifferenceKind.SOURCE_UNUSED,
+                f"{cover.uncovered} elements, the first in row {cover.first_gap}",
+            )
         )
     for move in geometry.moves:
         lands = (move.dst.cols, move.dst.rows) if move.transposed else move.dst[2:4]
         if lands != move.src[2:4]:
-            found.append((Kind.OUT_OF_BOUNDS, f"{move.src} does not fit onto {move.dst}"))
+            found.append((DifferenceKind.OUT_OF_BOUNDS, f"{move.src} does not fit onto {move.dst}"))
     return found
 
 
@@ -180,7 +190,7 @@ def _check_target(target: Surveyed, result: Survey) -> None:
                 f"{supply.whole.name} gives {supply.whole.dtype} {list(shape)}"
             )
             result.differences.append(
-                difference(Kind.TARGET_CONFLICT, target.name, supply.whole.ranks, detail)
+                difference(DifferenceKind.TARGET_CONFLICT, target.name, supply.whole.ranks, detail)
             )
             return
     moves: list[tuple[Move, str]] = [
@@ -201,18 +211,21 @@ def _check_target(target: Surveyed, result: Survey) -> None:
         ]
 
 
-def _uncover(cover: Cover, moves: list[tuple[Move, str]]) -> list[tuple[Kind, str]]:
+def _uncover(cover: Cover, moves: list[tuple[Move, str]]) -> list[tuple[DifferenceKind, str]]:
     found = [
         (
-            Kind.TARGET_OVERLAP,
+            DifferenceKind.TARGET_OVERLAP,
             f"{moves[a][0].dst} from {moves[a][1]} and {moves[b][0].dst} from {moves[b][1]}",
         )
         for a, b in cover.overlaps
     ]
-    found += [(Kind.OUT_OF_BOUNDS, f"{moves[n][0].dst} from {moves[n][1]}") for n in cover.outside]
+    found += [
+        (DifferenceKind.OUT_OF_BOUNDS, f"{moves[n][0].dst} from {moves[n][1]}")
+        for n in cover.outside
+    ]
     if cover.uncovered:
         text = f"{cover.uncovered} elements, the first in row {cover.first_gap}"
-        found.append((Kind.TARGET_UNCOVERED, text))
+        found.append((DifferenceKind.TARGET_UNCOVERED, text))
     return found
 
 
@@ -232,27 +245,29 @@ def _compare(
         ranks = {rank for supply in target.supplies for rank in supply.whole.ranks}
         if target.shape != expected.shape:
             detail = f"{list(target.shape)}, the origin has {list(expected.shape)}"
-            result.differences.append(difference(Kind.WRONG_SHAPE, name, ranks, detail))
+            result.differences.append(difference(DifferenceKind.WRONG_SHAPE, name, ranks, detail))
         if target.dtype != expected.dtype:
             detail = f"{target.dtype}, the origin has {expected.dtype}"
             if dtype == "exact":
-                result.differences.append(difference(Kind.WRONG_DTYPE, name, ranks, detail))
+                result.differences.append(
+                    difference(DifferenceKind.WRONG_DTYPE, name, ranks, detail)
+                )
             else:
-                result.notes.append(difference(Kind.OTHER_DTYPE, name, ranks, detail))
+                result.notes.append(difference(DifferenceKind.OTHER_DTYPE, name, ranks, detail))
     for name, target in result.targets.items():
         if name not in expectation.tensors:
             sources = ", ".join(supply.whole.name for supply in target.supplies)
             ranks = {rank for supply in target.supplies for rank in supply.whole.ranks}
             detail = f"made of {sources}, the origin checkpoint does not have it"
-            result.differences.append(difference(Kind.EXTRA_TENSOR, name, ranks, detail))
+            result.differences.append(difference(DifferenceKind.EXTRA_TENSOR, name, ranks, detail))
 
 
 def _absent(name: str, family: Family, missing: MissingPolicy, result: Survey) -> None:
     reason = family.unwritten_reason(name)
     if reason is not None:
-        result.notes.append(difference(Kind.OMITTED, name, (), reason))
+        result.notes.append(difference(DifferenceKind.OMITTED, name, (), reason))
     elif missing == "omit":
-        result.notes.append(difference(Kind.OMITTED, name, (), "no rank holds it"))
+        result.notes.append(difference(DifferenceKind.OMITTED, name, (), "no rank holds it"))
     else:
         detail = "the origin checkpoint has it, no rank holds anything that becomes it"
-        result.differences.append(difference(Kind.MISSING_TENSOR, name, (), detail))
+        result.differences.append(difference(DifferenceKind.MISSING_TENSOR, name, (), detail))

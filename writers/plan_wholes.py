@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..schemas.dtypes import DType
 from ..schemas.layout import Layout, LocalTensor, Part
-from .plan_differences import Difference, Kind, difference
+from .plan_differences import Difference, DifferenceKind, difference
 
 Holding = tuple[int, int, LocalTensor]
 """(rank, index in its layout, tensor)."""
@@ -51,14 +51,14 @@ def _producers(layouts: Sequence[Layout]) -> list[Difference]:
         rank = layout.producer.rank
         by_rank[rank] = by_rank.get(rank, 0) + 1
     found += [
-        difference(Kind.DUPLICATE_PRODUCER, "", [rank], f"{count} layouts of one rank")
+        difference(DifferenceKind.DUPLICATE_PRODUCER, "", [rank], f"{count} layouts of one rank")
         for rank, count in sorted(by_rank.items())
         if count > 1
     ]
     hf = sorted(layout.producer.rank for layout in layouts if layout.naming == "hf")
     if hf and len(hf) < len(layouts):
         detail = "these ranks publish Hugging Face names, the others Megatron names"
-        found.append(difference(Kind.MIXED_NAMING, "", hf, detail))
+        found.append(difference(DifferenceKind.MIXED_NAMING, "", hf, detail))
     return found
 
 
@@ -72,7 +72,9 @@ def _whole(name: str, held: list[Holding]) -> tuple[Whole, list[Difference]]:
             f"rank {held[0][0]} says {_describe(first)}, rank {odd[0][0]} says "
             f"{_describe(odd[0][2])}"
         )
-        found.append(difference(Kind.DISAGREEMENT, name, [rank for rank, _, _ in odd], detail))
+        found.append(
+            difference(DifferenceKind.DISAGREEMENT, name, [rank for rank, _, _ in odd], detail)
+        )
     by_part: dict[int, list[Holding]] = {}
     for entry in held:
         if entry[2].owned:
@@ -97,10 +99,14 @@ def _parts(
             detail = f"nobody publishes part {number} of {count}" + (
                 "; these ranks hold it, none as its owner" if holders else " or holds it"
             )
-            found.append(difference(Kind.MISSING_PART, name, holders, detail))
+            found.append(difference(DifferenceKind.MISSING_PART, name, holders, detail))
         elif len(owners) > 1:
             ranks = [rank for rank, _, _ in owners]
-            kind = Kind.DUPLICATE_PART if len(set(ranks)) > 1 else Kind.DUPLICATE_NAME
+            kind = (
+                DifferenceKind.DUPLICATE_PART
+                if len(set(ranks)) > 1
+                else DifferenceKind.DUPLICATE_NAME
+            )
             detail = f"part {number} of {count} has {len(owners)} owners"
             found.append(difference(kind, name, ranks, detail))
     return found

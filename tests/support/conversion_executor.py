@@ -10,7 +10,9 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 from safetensors import deserialize
 from weightbus.schemas.dtypes import ITEM_BYTES
+from weightbus.writers.conversion.kinds import Geometry
 from weightbus.writers.plan_types import Piece, Plan, Source
+from weightbus.writers.regions import view_of
 
 Items = npt.NDArray[Any]
 ITEMS: dict[int, type[np.unsignedinteger[Any]]] = {
@@ -97,3 +99,16 @@ def differing(found: Mapping[str, Raw], wanted: Mapping[str, Raw]) -> list[str]:
     """Names that stand in one of the two only, or differ in dtype, shape or a byte."""
     return sorted(name for name in found.keys() | wanted.keys()
                   if found.get(name) != wanted.get(name))  # fmt: skip
+
+
+def apply_geometry(geometry: Geometry, whole: Items) -> list[Items]:
+    """What a rule's moves make of a whole tensor, by slot; untouched elements are 0."""
+    view = whole.reshape(view_of(whole.shape))
+    made = [np.zeros(output.shape, whole.dtype) for output in geometry.outputs]
+    for slot, src, dst, transposed, _ in geometry.moves:
+        target = made[slot].reshape(view_of(made[slot].shape))
+        taken = view[src.row : src.row + src.rows, src.col : src.col + src.cols]
+        target[
+            dst.row : dst.last_row + 1 : dst.row_step, dst.col : dst.last_col + 1 : dst.col_step
+        ] = taken.T if transposed else taken
+    return made

@@ -137,8 +137,9 @@ def experts(m: str, h: str) -> tuple[Rule, ...]:
 
 
 def router_bias(m: str, h: str) -> tuple[Rule, ...]:
-    """The bias that balances experts. Its dtype stays: in bf16 it picks others (sglang#31213)."""
-    return (_same(m, h, "mlp.router.expert_bias", "mlp.gate.e_score_correction_bias"),)
+    """The bias that balances experts, fp32 and nothing else: bf16 picks others (sglang#31213)."""
+    bias = Rename(f"{h}mlp.gate.e_score_correction_bias", dtype="F32")
+    return (Rule(f"{m}mlp.router.expert_bias", bias),)
 
 
 def shared_experts(m: str, h: str) -> tuple[Rule, ...]:

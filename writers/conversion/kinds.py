@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from ...schemas.dtypes import DType
 from ...schemas.errors import ConversionError
 from ..regions import Grid, Move, box, view_of, whole_box
 from .dims import Dims
@@ -21,12 +22,14 @@ class Output(NamedTuple):
 
     `template` becomes its name when the rule's indices ({l} layer, {e} expert, {i} MTP layer, {m}
     the HF layer number of that MTP layer) are filled in. `optional`: produced only where the
-    origin checkpoint has it.
+    origin checkpoint has it. `dtype`: the only dtype in which the trainer may hold it; None for
+    any.
     """
 
     template: str
     shape: tuple[int, ...]
     optional: bool = False
+    dtype: DType | None = None
 
 
 class Left(NamedTuple):
@@ -64,14 +67,15 @@ class Kind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """The same tensor under another name."""
+    """The same tensor under another name; `dtype`: see Output."""
 
     to: str
+    dtype: DType | None = None
 
     def geometry(self, shape: tuple[int, ...], dims: Dims) -> Geometry:  # noqa: ARG002 - a Kind
         """One move of everything."""
         whole = whole_box(shape)
-        return Geometry((Output(self.to, shape),), (Move(0, whole, whole),))
+        return Geometry((Output(self.to, shape, dtype=self.dtype),), (Move(0, whole, whole),))
 
 
 @dataclass(frozen=True, slots=True)
