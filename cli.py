@@ -15,6 +15,7 @@ from .bus.config import BusConfig
 from .bus.nats_bus import NatsBus
 from .bus.server import EmbeddedServer, ServerConfig
 from .bus.streams import StreamLimits
+from .demo.run import DemoKind, DemoOptions, run_demo
 from .engine_agents.agent import Agent
 from .engine_agents.config import AgentConfig, PathRule
 from .engine_agents.engine import PauseMode
@@ -135,6 +136,20 @@ def bus_status(bus: BusUrl = None, as_json: AsJson = False) -> None:
         screen.print(report.render(), soft_wrap=True, highlight=False)
     if not report.ready:
         raise typer.Exit(FAILED)
+
+
+@app.command()
+def demo(
+    sglang_python: Annotated[
+        Path | None, typer.Option(help="Python of an environment with SGLang; left out: no engine.")
+    ] = None,
+    kind: Annotated[DemoKind, typer.Option(help="Architecture.")] = DemoKind.QWEN3,
+    versions: Annotated[int, typer.Option(min=1, help="How many to train and publish.")] = 3,
+    keep: Annotated[Path | None, typer.Option(help="Folder that keeps everything.")] = None,
+) -> None:
+    """The whole way on this machine: Megatron ranks, two writers, an agent, SGLang (CPU only)."""
+    options = DemoOptions(kind=kind, versions=versions, sglang_python=sglang_python, keep=keep)
+    run(run_demo(options, screen))
 
 
 @app.command()

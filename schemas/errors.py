@@ -3,6 +3,7 @@
     WeightbusError
     ├── ConfigError                  an option or a combination of options that cannot work
     ├── MissingDependencyError       an optional peer (torch, megatron, ...) is not installed
+    ├── DemoFailedError              a process of `weightbus demo` ended when it should not have
     ├── SchemaError                  bytes or JSON that are not what the schema says
     │   ├── UnknownSchemaVersionError
     │   ├── MalformedEventError
@@ -105,6 +106,10 @@ class ConfigError(WeightbusError):
 
 class MissingDependencyError(WeightbusError):
     """An optional peer is not installed; `next_step` is the pip command that installs it."""
+
+
+class DemoFailedError(WeightbusError):
+    """A process of the demo ended when it should not have; with the end of its log."""
 
 
 class SchemaError(WeightbusError):
