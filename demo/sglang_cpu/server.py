@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 
@@ -187,7 +188,7 @@ class SglangServer:
                         next_step="read the whole log",
                     )
                 with contextlib.suppress(httpx.HTTPError):
-                    if client.get("/health").status_code == httpx.codes.OK:
+                    if client.get("/health").status_code == HTTPStatus.OK:
                         return
                 time.sleep(_POLL_S)
         raise EngineTimeoutError(

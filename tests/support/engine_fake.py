@@ -55,6 +55,7 @@ class FakeSglang:
         self.script: dict[str, deque[Step]] = defaultdict(deque)
         self.always: dict[str, Step] = {}
         self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.headers: dict[str, str] = {}
         self.sins: list[str] = []
         self.alive = False
         self.url = ""
@@ -123,7 +124,7 @@ class FakeSglang:
         self._handlers.add(task)
         with contextlib.suppress(_DropError, ConnectionError, asyncio.CancelledError):
             async with self._noted():
-                path, body = await _read_request(reader)
+                path, self.headers, body = await _read_request(reader)
                 self.calls.append((path, body))
             status, content = await self._act(path, body)
             data = content if isinstance(content, str) else json.dumps(content)
@@ -212,17 +213,16 @@ class FakeSglang:
         return 200, {"success": True, "message": "Succeeded", "num_paused_requests": 0}
 
 
-async def _read_request(reader: asyncio.StreamReader) -> tuple[str, dict[str, Any]]:
+async def _read_request(
+    reader: asyncio.StreamReader,
+) -> tuple[str, dict[str, str], dict[str, Any]]:
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
     except asyncio.IncompleteReadError as error:
         raise _DropError from error
-    lines = head.split("\r\n")
-    length = 0
-    for line in lines[1:]:
-        name, _, value = line.partition(":")
-        if name.lower() == "content-length":
-            length = int(value)
-    body = await reader.readexactly(length)
-    path = lines[0].split(" ")[1].partition("?")[0]
-    return path, json.loads(body) if body else {}
+    first, *lines = head.strip().split("\r\n")
+    pairs = [line.partition(": ") for line in lines]
+    headers = {name.lower(): value for name, _, value in pairs}
+    body = await reader.readexactly(int(headers.get("content-length", "0")))
+    path = first.split(" ")[1].partition("?")[0]
+    return path, headers, json.loads(body) if body else {}
