@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..schemas.dtypes import DType
 from ..schemas.errors import ConversionError, LayoutError
@@ -23,8 +23,11 @@ MissingPolicy: TypeAlias = Literal["refuse", "omit"]
 """Expected tensors that nobody produces: refuse the version, or leave them out of it."""
 
 DTypePolicy: TypeAlias = Literal["source", "exact"]
-"""`source`: a tensor has the dtype that the trainer publishes, a difference from the origin is
-noted. `exact`: a difference is refused."""
+"""`source`: a tensor has the dtype that the trainer publishes, and another float type than the
+origin's is noted. `exact`: a difference is refused. Where one side is no plain float (a quantized
+origin), a difference is always refused: config.json would not fit the files."""
+
+PLAIN_FLOATS: Final = frozenset({"F16", "BF16", "F32", "F64"})
 
 
 class Supply(NamedTuple):
@@ -248,7 +251,7 @@ def _compare(
             result.differences.append(difference(DifferenceKind.WRONG_SHAPE, name, ranks, detail))
         if target.dtype != expected.dtype:
             detail = f"{target.dtype}, the origin has {expected.dtype}"
-            if dtype == "exact":
+            if dtype == "exact" or not {target.dtype, expected.dtype} <= PLAIN_FLOATS:
                 result.differences.append(
                     difference(DifferenceKind.WRONG_DTYPE, name, ranks, detail)
                 )

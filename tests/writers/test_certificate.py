@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.conversion_megatron import Grid, Model, expectation_of, layouts_of
+from weightbus.schemas.dtypes import DType
 from weightbus.schemas.errors import CoverageError, UnknownParameterError
 from weightbus.schemas.layout import Layout, LocalTensor, Part
 from weightbus.writers.certificate import Certificate, certify
@@ -241,6 +242,14 @@ def test_another_dtype_is_noted_or_refused() -> None:
     assert (note.tensor, note.detail) == ("model.norm.weight", "F32, the origin has BF16")
     refused = only(check(layouts_of(MODEL, GRID), expectation, dtype="exact"))
     assert refused[:2] == (K.WRONG_DTYPE, "model.norm.weight")
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "I8", "U8"])
+def test_a_quantized_origin_is_refused_by_every_policy(dtype: DType) -> None:
+    expectation = with_expected("model.norm.weight", Expected(dtype, (40,)))
+    found = only(check(layouts_of(MODEL, GRID), expectation, missing="omit", dtype="source"))
+    assert found[:2] == (K.WRONG_DTYPE, "model.norm.weight")
+    assert found.detail == f"F32, the origin has {dtype}"
 
 
 def test_a_router_bias_must_be_fp32() -> None:

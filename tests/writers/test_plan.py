@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.conversion_executor import differing, execute
+from support.conversion_hypothesis import UNHURRIED
 from support.conversion_megatron import (
     Grid,
     Model,
@@ -23,7 +24,7 @@ from weightbus.schemas.safetensors_format import build_header
 from weightbus.writers.conversion.catalogue import family_of
 from weightbus.writers.conversion.family import Family
 from weightbus.writers.expectation import Expectation
-from weightbus.writers.plan import build_plan
+from weightbus.writers.plan import FORMAT, build_plan
 from weightbus.writers.plan_types import Plan
 
 QWEN3 = Model(norms=True, te=True)
@@ -68,7 +69,7 @@ def models(draw: st.DrawFn) -> tuple[str, Model, Grid]:
     return name, model, Grid(tp=tp, pp=draw(st.integers(1, layers)), dp=dp, ep=ep)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(UNHURRIED, max_examples=60)
 @given(models(), st.integers(1, 3))
 def test_bytes_of_any_model_on_any_layout(case: tuple[str, Model, Grid], writers: int) -> None:
     name, model, grid = case
@@ -111,6 +112,15 @@ def test_the_digest_tells_plans_apart() -> None:
     assert len({plan.digest for plan in (base, *others)}) == 6
     assert base.digest == plan_of(QWEN3, Grid(tp=2)).digest
     assert base.digest.startswith("xxh3-128:")
+
+
+def test_the_digest_of_a_known_plan_stays() -> None:
+    # Writers of two releases must not disagree: whoever changes this changes plan.FORMAT as well.
+    assert FORMAT == "weightbus-plan-1"
+    assert (
+        plan_of(MLA, Grid(tp=2, pp=2, dp=2, ep=2)).digest
+        == "xxh3-128:d0282d00be010eb030a1fcc2dedfc913"
+    )
 
 
 def test_indices_and_offsets_fit_together() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.conversion_executor import copy_piece
+from support.conversion_hypothesis import UNHURRIED
 from weightbus.schemas.errors import LayoutError
 from weightbus.schemas.layout import Part
 from weightbus.writers.plan_types import Piece
@@ -44,6 +45,7 @@ def elements(grid: Grid) -> set[tuple[int, int]]:
     return {(row, col) for row in rows for col in cols}
 
 
+@UNHURRIED
 @given(PROGRESSIONS, PROGRESSIONS)
 def test_progressions_meet_where_their_sets_do(
     a: tuple[int, int, int], b: tuple[int, int, int]
@@ -51,6 +53,7 @@ def test_progressions_meet_where_their_sets_do(
     assert progressions_meet(a, b) == bool(numbers(a) & numbers(b))
 
 
+@UNHURRIED
 @given(st.integers(0, 10**12), st.integers(1, 10**6), st.integers(1, 10**6))
 def test_progressions_of_any_size_are_exact(start: int, a_step: int, b_step: int) -> None:
     # The first two share their start, the other two hold even and odd numbers (or odd and even).
@@ -58,11 +61,13 @@ def test_progressions_of_any_size_are_exact(start: int, a_step: int, b_step: int
     assert not progressions_meet((start, 2 * a_step, 10**6), (start + 1, 2 * b_step, 10**6))
 
 
+@UNHURRIED
 @given(GRIDS, GRIDS)
 def test_grids_meet_where_their_elements_do(a: Grid, b: Grid) -> None:
     assert grids_meet(a, b) == bool(elements(a) & elements(b))
 
 
+@UNHURRIED
 @given(st.lists(GRIDS, max_size=6), st.integers(1, 20), st.integers(1, 20))
 def test_cover_equals_counting_every_element(grids: list[Grid], rows: int, cols: int) -> None:
     count: dict[tuple[int, int], int] = {}
@@ -142,6 +147,7 @@ def local_of(whole: np.ndarray[Any, Any], part: Part) -> np.ndarray[Any, Any]:
     )
 
 
+@UNHURRIED
 @given(parts())
 def test_held_boxes_say_where_every_local_element_comes_from(
     case: tuple[Part, tuple[int, ...]],
@@ -194,6 +200,7 @@ def moved(draw: st.DrawFn) -> tuple[list[Move], list[int], tuple[int, ...]]:
     return moves, columns, (row, sum(cols_cut))
 
 
+@UNHURRIED
 @given(moved(), st.data())
 def test_pieces_of_all_parts_do_what_the_moves_do_to_the_whole(
     case: tuple[list[Move], list[int], tuple[int, ...]], data: st.DataObject

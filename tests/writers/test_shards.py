@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.conversion_hypothesis import UNHURRIED
 from weightbus.schemas.dtypes import ITEM_BYTES, DType
 from weightbus.schemas.errors import ConfigError
 from weightbus.schemas.safetensors_format import read_header
@@ -25,6 +26,7 @@ LINKS = st.lists(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3), max_s
 SIZES = st.lists(st.integers(0, 50), min_size=1, max_size=40)
 
 
+@UNHURRIED
 @given(LINKS)
 def test_components_do_not_depend_on_the_order_of_links(links: list[list[str]]) -> None:
     found = connected(NAMES, links)
@@ -39,6 +41,7 @@ def test_components_are_no_larger_than_links_make_them() -> None:
     assert connected("abcdef", links) == [("a", "e"), ("b", "c", "d"), ("f",)]
 
 
+@UNHURRIED
 @given(SIZES, st.integers(1, 5), st.integers(1, 200))
 def test_every_group_has_one_shard(sizes: list[int], writers: int, limit: int) -> None:
     groups = {f"g{number:02d}": size for number, size in enumerate(sizes)}

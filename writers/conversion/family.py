@@ -13,7 +13,8 @@ from .dims import Dims
 from .kinds import Geometry, Kind, Rename
 
 # Numbers that are indices: a path component of their own, or behind a grouped expert's tensor.
-_INDEX = re.compile(r"(?<=\.)(?:0|[1-9]\d*)(?=\.|$)|(?<=\.weight)(?:0|[1-9]\d*)$")
+_NUMBER = r"(?:0|[1-9]\d*)"
+_INDEX = re.compile(rf"(?<=\.){_NUMBER}(?=\.|$)|(?:(?<=\.weight)|(?<=\.bias)){_NUMBER}$")
 _FIELD = re.compile(r"\{([lei])\}")
 
 
