@@ -19,9 +19,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from ..schemas.errors import BusClosedError, BusUnavailableError, EventTooLargeError
+from ..schemas.errors import BusClosedError, BusError, BusUnavailableError, EventTooLargeError
 from .config import BusConfig
-from .errors import refusal
+from .errors import may_pass, refusal
 from .interface import ConnectionState
 from .server_binary import check_version
 
@@ -312,7 +312,9 @@ class Connection:
                 return await attempt(
                     min(self.config.attempt_timeout_s, deadline - time.monotonic())
                 )
-            except BusUnavailableError as error:
+            except BusError as error:
+                if not may_pass(error):
+                    raise
                 if time.monotonic() + pause >= deadline:
                     raise BusUnavailableError(
                         f"{what}: no success within {timeout_s:g} s: {error.what}",

@@ -41,6 +41,17 @@ class RefusedError(BusError):
         super().__init__(what, where=where, next_step=next_step)
 
 
+def may_pass(error: BusError) -> bool:
+    """Whether the same request may succeed a moment later.
+
+    A missing stream is in it: a cluster that starts says so before it has found its streams.
+    """
+    if isinstance(error, RefusedError):
+        unavailable = error.code == 503 and error.err_code not in RESOURCES_EXCEEDED
+        return unavailable or error.err_code == STREAM_NOT_FOUND
+    return error.retryable
+
+
 def refusal(operation: str, error: Mapping[str, Any]) -> RefusedError:
     """The error in an answer's `error` field."""
     code, err_code = int(error.get("code", 0)), int(error.get("err_code", 0))

@@ -82,6 +82,11 @@ class NatsBus:
             raise
         return bus
 
+    @property
+    def connection(self) -> Connection:
+        """The connection, for tools that speak JetStream's API themselves."""
+        return self._connection
+
     # ---- state
 
     @property

@@ -6,8 +6,8 @@ One background task per reader keeps this loop (ADR 0003):
                need still there?), delete the old consumer, create one that starts behind our last
                message, under a fresh inbox, so that nothing of the old one can arrive
     2. pull    ask for more while less than half of `prefetch` is on the way or waiting
-    3. audit   before messages are handed out that could hide a gap or come from somebody else's
-               consumer, ask the server
+    3. audit   ask the server whether a hole hides a gap, and, after asking for messages while
+               nothing was under way, whether the consumer still is ours; messages wait meanwhile
     4. wait    for messages, a change of the connection, or a missed heartbeat (then: renew)
 
 Messages need no acknowledgement: the place in the stream is ours, not the server's. A consumer's
@@ -34,6 +34,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from ..schemas.errors import (
+    BusError,
     BusUnavailableError,
     ConfigError,
     ReaderReplacedError,
@@ -41,7 +42,7 @@ from ..schemas.errors import (
     WeightbusError,
 )
 from .connection import Connection
-from .errors import CONSUMER_EXISTS, CONSUMER_NOT_FOUND, RefusedError
+from .errors import CONSUMER_EXISTS, CONSUMER_NOT_FOUND, RefusedError, may_pass
 from .interface import ConnectionState, Message
 from .streams import stream_of
 
@@ -180,7 +181,9 @@ class NatsReader:
             while True:
                 try:
                     await self._step()
-                except BusUnavailableError as error:
+                except BusError as error:
+                    if not may_pass(error):
+                        raise
                     log.info("reader %s waits for the server: %s", self._name, error.what)
                     await self._pause(_RETRY_PAUSE_S)
         except WeightbusError as error:
@@ -197,10 +200,10 @@ class NatsReader:
         if consumer is None or consumer.broken or consumer.epoch != self._connection.epoch:
             await self._connection.connected(_SILENCE_S)
             consumer = await self._renew()
-        if consumer.held:
-            await self._audit(consumer)
         if self._is_low():
             await self._pull(consumer)
+        if consumer.audit or consumer.gap_from is not None:
+            await self._audit(consumer)
         await self._pause(_HEARTBEAT_S)
         silence_s = time.monotonic() - consumer.heard
         if consumer.requested > 0 and silence_s > _SILENCE_S and not consumer.broken:
@@ -227,15 +230,16 @@ class NatsReader:
         if self._from_first:
             self._position = max(first - 1, 0)
         self._check_still_there(first, last)
+        consumer = _Consumer(self._connection.epoch, last=self._position)
         await self._release_name()
-        consumer = self._consumer = _Consumer(self._connection.epoch, last=self._position)
+        info = await self._create()
+        self._claimed, self._from_first = True, False
 
         async def receive(message: Msg) -> None:
             self._receive(consumer, message)
 
         consumer.inbox, consumer.subscription = await self._connection.subscribe(receive)
-        info = await self._create()
-        self._claimed, self._from_first = True, False
+        self._consumer = consumer
         if info["num_pending"] == 0:
             consumer.at_tail = True
             self._position = consumer.last = max(self._position, last)
@@ -272,8 +276,13 @@ class NatsReader:
 
     async def _release_name(self) -> None:
         """Delete the consumer of our name; the first time whoever's it is, later only our own."""
-        if self._claimed:
-            await self._check_ours()
+        if self._claimed and not await self._is_ours():
+            if not self._named:
+                return
+            # Removed: by hand, or by a reader that is about to take the name. It goes first.
+            await asyncio.sleep(_RETRY_PAUSE_S)
+            if not await self._is_ours():
+                return
         try:
             await self._connection.call(f"CONSUMER.DELETE.{self._stream}.{self._name}")
         except RefusedError as error:
@@ -402,42 +411,41 @@ class NatsReader:
 
     async def _audit(self, consumer: _Consumer) -> None:
         """Clear what waits: the consumer was ours, and holes are not at the stream's beginning."""
-        count, gap_from, consumer.gap_from = len(consumer.held), consumer.gap_from, None
-        consumer.audit = False
+        gap_from, consumer.gap_from = consumer.gap_from, None
+        covered = len(consumer.held)
         try:
-            await self._check_ours()
+            ours = await self._is_ours()
             first = 0 if gap_from is None else int((await self._state_of_stream())["first_seq"])
-        except BusUnavailableError:
+        except BusError:
             consumer.broken = consumer.broken or "audit without answer"
             raise
         if gap_from is not None and first > gap_from:
             raise self._gap(gap_from, first, "messages were removed before they were read")
+        if not ours:
+            consumer.broken = consumer.broken or "the consumer is gone"
         if consumer.broken:
             return
-        for _ in range(count):
+        consumer.audit = False
+        if consumer.gap_from is None:
+            covered = len(consumer.held)  # those that came meanwhile follow without a hole
+        for _ in range(covered):
             self._release(consumer.held.popleft())
-        if consumer.held:
-            if consumer.gap_from is None and not consumer.audit:
-                while consumer.held:
-                    self._release(consumer.held.popleft())
-            else:
-                self._wake.set()
 
-    async def _check_ours(self) -> None:
+    async def _is_ours(self) -> bool:
+        """Whether the consumer is there and ours; ReaderReplacedError when it is another's."""
         try:
             info = await self._connection.call(f"CONSUMER.INFO.{self._stream}.{self._name}")
         except RefusedError as error:
             if error.err_code != CONSUMER_NOT_FOUND:
                 raise
-            if self._consumer is not None:
-                self._consumer.broken = "the consumer is gone"
-            return
+            return False
         if (info["config"].get("metadata") or {}).get(_OWNER) != self._owner:
             raise ReaderReplacedError(
                 "another reader of this name has taken over",
                 where={"stream": self._stream, "name": self._name},
                 next_step="two processes run with one name (the same writer index?): stop one",
             )
+        return True
 
     async def _state_of_stream(self) -> dict[str, Any]:
         info = await self._connection.call(f"STREAM.INFO.{self._stream}")

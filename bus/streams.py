@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from ..schemas.errors import ConfigError, StreamMismatchError
-from .errors import STREAM_EXISTS, STREAM_NOT_FOUND, RefusedError
+from .errors import STREAM_EXISTS, STREAM_NOT_FOUND, RefusedError, may_pass
 from .subjects import EVENTS_FILTER, EVENTS_ROOT, REPORTS_FILTER, REPORTS_ROOT
 
 EVENT_STREAM = "WEIGHTBUS"
@@ -237,6 +237,8 @@ async def _apply(api: Api, spec: StreamSpec, *, update: bool) -> tuple[Differenc
         try:
             info = await api.call(f"STREAM.CREATE.{spec.name}", spec.request())
         except RefusedError as error:
+            if may_pass(error):
+                raise
             # Somebody else created it between our question and our request.
             info = await _info(api, spec.name) if error.err_code == STREAM_EXISTS else None
             if info is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -71,3 +73,11 @@ async def drain(bus: Bus, filters: Sequence[str], *, start_sequence: int = 1) ->
                 break
             messages.append(message)
     return messages
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
+    """Wait until something outside the event loop is true; fails the test when it stays false."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not become true"
+        await asyncio.sleep(0.01)
