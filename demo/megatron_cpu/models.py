@@ -84,6 +84,9 @@ def transformer_config(run: TinyRun, sizes: TinySizes = TINY) -> Any:
         "pipeline_dtype": dtype,
         "bf16": run.bf16,
         "deallocate_pipeline_outputs": False,
+        # Batched sends and receives of two stages in a ring would be matched the wrong way round.
+        "overlap_p2p_comm": bool(run.vpp),
+        "batch_p2p_comm": not run.vpp,
         "mtp_num_layers": run.mtp if run.mtp else None,
     }
     if run.moe:
@@ -168,7 +171,7 @@ def _chunk(run: TinyRun, sizes: TinySizes, config: Any, stage: int) -> Any:
     return GPTModel(
         config,
         spec,
-        vocab_size=sizes.padded_vocab(run.tp),
+        vocab_size=sizes.padded_vocab,
         max_sequence_length=2048,
         pre_process=parallel_state.is_pipeline_first_stage(**where),
         post_process=parallel_state.is_pipeline_last_stage(**where),

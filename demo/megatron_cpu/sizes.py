@@ -30,10 +30,10 @@ class TinySizes:
     v_head: int = 16
     shared_ffn: int = 48
 
-    def padded_vocab(self, tp: int) -> int:
-        """Megatron's vocabulary: a multiple of 128 for each tensor-parallel rank."""
-        step = 128 * tp
-        return -(-self.vocab // step) * step
+    @property
+    def padded_vocab(self) -> int:
+        """Megatron's vocabulary. The same for every tp, so that training is the same, too."""
+        return -(-self.vocab // 128) * 128
 
 
 TINY = TinySizes()

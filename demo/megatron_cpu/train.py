@@ -3,7 +3,7 @@ r"""Train a tiny Megatron model and publish its versions.
 A program for torchrun:
 
     torchrun --nproc-per-node 4 -m weightbus.demo.megatron_cpu.train --kind qwen3 --tp 2 --pp 2 \
-        --url nats://127.0.0.1:4222 --run demo --hf-checkpoint ORIGIN --versions 3 --out LOGITS
+        --url nats://127.0.0.1:4222 --run-id demo --hf-checkpoint ORIGIN --versions 3 --out LOGITS
 
 Each version is an optimizer step. After it the ranks publish, then compute the logits of fixed
 tokens with Megatron itself; the last stage writes them as OUT/logits_v000001.npy ([batch, length,
@@ -62,7 +62,7 @@ def main() -> None:
         trainer.chunks,
         trainer.config,
         arguments.hf_checkpoint,
-        arguments.run,
+        arguments.run_id,
         arguments.url,
         attempt=arguments.attempt,
         staging=StagingConfig(folder=arguments.staging),
@@ -127,7 +127,7 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     TinyRun.add_arguments(parser)
     parser.add_argument("--url", required=True, help="NATS server")
-    parser.add_argument("--run", required=True, help="run_id")
+    parser.add_argument("--run-id", required=True, help="run_id")
     parser.add_argument("--hf-checkpoint", type=Path, required=True, help="the origin")
     parser.add_argument("--versions", type=int, default=1, help="how many to publish")
     parser.add_argument("--first", type=int, default=1, help="the first weight version")

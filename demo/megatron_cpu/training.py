@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer.module import Float16Module
 
-from ...producers.megatron import read_layout
+from ...producers.megatron import read_layout, unwrap
 from .models import build_chunks
 from .sizes import TINY, TinyRun, TinySizes
 from .values import cut_whole, value_of
@@ -93,11 +94,26 @@ class TinyTrainer:
         """
         for chunk in self.chunks:
             chunk.eval()
-        with torch.no_grad():
+        with torch.no_grad(), self._without_mtp():
             found: list[torch.Tensor] = self._run([tokens] * MICROBATCHES, None)
         if not found:
             return None
         return gather_vocabulary(found[0])[..., : self.sizes.vocab].float()
+
+    @contextmanager
+    def _without_mtp(self) -> Generator[None]:
+        """Megatron cannot run a model with MTP layers without labels; logits do not need them."""
+        models: list[Any] = [unwrap(chunk) for chunk in self.chunks]
+        kept = [(model, model.mtp_process) for model in models]
+        layers, self.config.mtp_num_layers = self.config.mtp_num_layers, None
+        try:
+            for model in models:
+                model.mtp_process = False
+            yield
+        finally:
+            self.config.mtp_num_layers = layers
+            for model, process in kept:
+                model.mtp_process = process
 
     def _run(self, inputs: list[torch.Tensor], labels: list[torch.Tensor] | None) -> Any:
         batch, length = inputs[0].shape
