@@ -18,7 +18,7 @@ from .config import AgentConfig
 from .engine import Engine
 from .follow import Follower
 from .labels import label_of, parse_label
-from .reports import Reporter
+from .reports import OUTCOMES, Reporter
 from .staging import stage
 from .states import AgentState, Machine
 from .targets import Targets
@@ -70,6 +70,21 @@ class Agent:
         """The label of the weights that the engine serves; empty when nobody can say."""
         good = self._activation.good
         return "" if good is None or self._activation.fenced else good.label
+
+    def numbers(self) -> dict[str, float]:
+        """Figures for a monitoring system: counters end in `_total`, seconds in `_seconds`.
+
+        `serving_version` is -1 while the engine serves no version of weightbus, or nobody knows.
+        """
+        key = parse_label(self.serving)
+        counts = self._reporter.counts
+        return {
+            **{f"versions_{outcome}_total": float(counts[outcome]) for outcome in OUTCOMES},
+            "serving_version": -1.0 if key is None else float(key.weight_version),
+            "serving_attempt": -1.0 if key is None else float(key.attempt),
+            "fenced": float(self._machine.state is AgentState.FENCED),
+            "pause_seconds": self._activation.pause_s,
+        }
 
     async def run(self) -> None:
         """Work until `stop()` or until cancelled.
@@ -265,8 +280,8 @@ class Agent:
             self._reporter.report(skipped, "skipped", message=f"superseded by {key}")
 
     def _timings(self) -> dict[str, float]:
-        """Seconds in each state of the last change; `pause_total`: from pause to continued."""
+        """Seconds in each state of the last change; `PAUSE_TOTAL`: from pause to continued."""
         timings = self._machine.timings_s()
-        if AgentState.PAUSED.value in timings:
-            timings["pause_total"] = self._activation.pause_s
+        if AgentState.PAUSED.name in timings:
+            timings["PAUSE_TOTAL"] = self._activation.pause_s
         return timings

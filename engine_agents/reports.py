@@ -23,6 +23,8 @@ _SHORT_CHARS = 500
 _SEND_S = 5.0
 _RETRY_S = 2.0
 LAST_REPORTS_S = 5.0
+ReportOutcome = Literal["serving", "failed", "skipped"]
+OUTCOMES: tuple[ReportOutcome, ...] = ("serving", "failed", "skipped")
 
 
 class Reporter:
@@ -43,11 +45,12 @@ class Reporter:
         self._activation = activation
         self._waiting: deque[EngineReport] = deque(maxlen=_MAX_WAITING)
         self._filled = asyncio.Event()
+        self.counts: dict[ReportOutcome, int] = dict.fromkeys(OUTCOMES, 0)
 
     def report(
         self,
         key: VersionKey,
-        outcome: Literal["serving", "failed", "skipped"],
+        outcome: ReportOutcome,
         *,
         error: WeightbusError | None = None,
         message: str = "",
@@ -71,6 +74,7 @@ class Reporter:
                 timings_s={} if timings_s is None else timings_s,
             )
         )
+        self.counts[outcome] += 1
         self._filled.set()
         _log.info("%s %s %s", key, outcome, text)
 

@@ -95,8 +95,8 @@ class Machine:
             )
         now = self._clock()
         if self._state.busy:
-            spent = self._timings.get(self._state.value, 0.0) + now - self._since
-            self._timings[self._state.value] = spent
+            spent = self._timings.get(self._state.name, 0.0) + now - self._since
+            self._timings[self._state.name] = spent
         if target is AgentState.STAGING:
             self._timings = {}
         self._state, self._since = target, now
@@ -107,5 +107,5 @@ class Machine:
             self.move(target)
 
     def timings_s(self) -> dict[str, float]:
-        """Seconds in each busy state that was left since STAGING was entered last."""
+        """Seconds in each busy state (by name) that was left since STAGING was entered last."""
         return dict(self._timings)

@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from weightbus.engine_agents.labels import label_of, parse_label
 from weightbus.schemas.events import VersionKey
 

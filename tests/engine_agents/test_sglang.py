@@ -1,7 +1,6 @@
 from collections.abc import AsyncGenerator
 
 import pytest
-
 from support.engine_fake import (
     CONTINUE,
     FLUSH,

@@ -1,7 +1,6 @@
 import itertools
 
 import pytest
-
 from weightbus.engine_agents.states import TRANSITIONS, AgentState, Machine
 from weightbus.schemas.errors import IllegalTransitionError
 
@@ -61,7 +60,7 @@ def test_timings_are_those_of_the_last_change():
     for seconds, name in enumerate(way):
         now += seconds
         machine.move(AgentState[name])
-    expected = {"staging": 1, "staged": 2, "paused": 3, "loading": 4, "verifying": 5}
+    expected = {"STAGING": 1, "STAGED": 2, "PAUSED": 3, "LOADING": 4, "VERIFYING": 5}
     assert machine.timings_s() == expected
     machine.move(AgentState.STAGING)
     assert machine.timings_s() == {}

@@ -1,7 +1,6 @@
 import asyncio
 
 import pytest
-
 from weightbus.engine_agents.tasks import cancel_and_wait, finish
 
 

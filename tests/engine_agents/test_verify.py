@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
 from support.engine_versions import (
     directory_of,
     flip_byte,
@@ -260,11 +259,11 @@ def test_a_long_list_is_cut_in_the_text_only(tmp_path: Path):
 
 
 def test_progress_can_end_the_check(version: Path):
-    class Enough(Exception):
+    class EnoughError(Exception):
         pass
 
     def stop(done: int, total: int) -> None:
-        raise Enough
+        raise EnoughError
 
-    with pytest.raises(Enough):
+    with pytest.raises(EnoughError):
         verify_version(version, progress=stop, threads=2)
