@@ -29,7 +29,17 @@ class Raw(NamedTuple):
 
 
 def execute(plan: Plan, bytes_of: Callable[[Source], bytes]) -> dict[str, Raw]:
-    """All shard files of a plan, parsed by safetensors itself.
+    """All tensors of a plan's shard files, parsed by safetensors itself."""
+    found: dict[str, Raw] = {}
+    for file in shard_files(plan, bytes_of).values():
+        for name, entry in deserialize(file):
+            assert name not in found
+            found[name] = Raw(entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
+    return found
+
+
+def shard_files(plan: Plan, bytes_of: Callable[[Source], bytes]) -> dict[str, bytes]:
+    """All shard files of a plan, by name.
 
     Every source's bytes are asked for once. Each byte of each file must be written exactly once;
     a plan that breaks this fails here.
@@ -55,12 +65,7 @@ def execute(plan: Plan, bytes_of: Callable[[Source], bytes]) -> dict[str, Raw]:
             copy_piece(piece, ones, marks, add=True)
     for shard, count in zip(plan.shards, written, strict=True):
         assert (count == 1).all(), f"{shard.file}: a byte was not written exactly once"
-    found: dict[str, Raw] = {}
-    for file in files:
-        for name, entry in deserialize(file.tobytes()):
-            assert name not in found
-            found[name] = Raw(entry["dtype"], tuple(entry["shape"]), bytes(entry["data"]))
-    return found
+    return {shard.file: file.tobytes() for shard, file in zip(plan.shards, files, strict=True)}
 
 
 def copy_piece(piece: Piece, source: Items, target: Items, *, add: bool = False) -> None:

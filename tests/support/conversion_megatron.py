@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 from support.conversion_executor import Raw
 from support.conversion_oracle import convert
-from weightbus.schemas.dtypes import DType
 from weightbus.schemas.layout import Layout, LocalTensor, ParallelRank, Part
 from weightbus.writers.expectation import Expectation
 from weightbus.writers.plan_types import Source
@@ -148,9 +147,9 @@ class Holding(NamedTuple):
     owned: bool
 
 
-def layouts_of(model: Model, grid: Grid, dtype: DType = "F32") -> list[Layout]:
-    """The layouts of all ranks; the last layers may be fewer on the last stage."""
-    shapes = model.shapes()
+def layouts_of(model: Model, grid: Grid, shapes: Shapes | None = None) -> list[Layout]:
+    """The layouts of all ranks; `shapes` of whole tensors if they are not the model's own."""
+    shapes = model.shapes() if shapes is None else shapes
     return [
         Layout(
             naming="megatron",
@@ -160,8 +159,8 @@ def layouts_of(model: Model, grid: Grid, dtype: DType = "F32") -> list[Layout]:
             ),
             tensors=tuple(
                 LocalTensor(
-                    name=name, dtype="F32" if name.endswith("expert_bias") else dtype,
-                    shape=_local_shape(shape, held.part), part=held.part, owned=held.owned,
+                    name=name, dtype="F32", shape=_local_shape(shape, held.part),
+                    part=held.part, owned=held.owned,
                 )
                 for name, shape in shapes.items()
                 if (held := _held(name, shape, rank, model, grid)) is not None
@@ -222,11 +221,15 @@ def whole_value(name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     return rng.integers(1, 2**32, size=shape, dtype=np.uint32)
 
 
-def local_bytes(source: Source, layouts: list[Layout]) -> bytes:
+def local_bytes(
+    source: Source,
+    layouts: list[Layout],
+    value_of: Callable[[str, tuple[int, ...]], npt.NDArray[Any]] = whole_value,
+) -> bytes:
     """The bytes of one source, cut out of its whole as schemas.layout.Part defines it."""
     layout = next(one for one in layouts if one.producer.rank == source.rank)
     tensor = layout.tensors[source.index]
-    whole = whole_value(tensor.name, tensor.whole_shape)
+    whole = value_of(tensor.name, tensor.whole_shape)
     part = tensor.part
     if part.count == 1:
         return whole.tobytes()
