@@ -184,6 +184,7 @@ class Agent:
             self._targets.forgive()
         if self._activation.unknown:
             await self._activation.recover()
+            self._targets.forgive()
         elif self._machine.state is AgentState.FENCED:
             await self._activation.prove_health()
             self._machine.move(AgentState.RESUMED)
