@@ -94,8 +94,8 @@ class EmbeddedServer:
     def __init__(self, config: ServerConfig | None = None) -> None:
         self.config = ServerConfig() if config is None else config
         self._process: subprocess.Popen[bytes] | None = None
-        self._work: Path | None = None
-        self._lock: IO[bytes] | None = None
+        self._temporary: Path | None = None
+        self._locked = False
         self._ports: dict[str, list[str]] = {}
         self._port = self.config.port
 
@@ -123,16 +123,16 @@ class EmbeddedServer:
 
     @property
     def store(self) -> Path:
-        """JetStream's folder."""
-        if self.config.store is not None:
-            return self.config.store
-        return self._workspace() / "store"
+        """The folder of JetStream's data. Raises ServerStartError for a temporary one not there."""
+        store = self.config.store if self.config.store is not None else self._temporary
+        if store is None:
+            raise ServerStartError("the server has no folder yet", next_step="start it first")
+        return store
 
     @property
     def log_file(self) -> Path:
-        """The server's log: beside its data, or in the temporary folder."""
-        folder = self.config.store if self.config.store is not None else self._workspace()
-        return folder / "nats-server.log"
+        """The server's log, beside its data."""
+        return self.store / "nats-server.log"
 
     # ---- start
 
@@ -168,12 +168,16 @@ class EmbeddedServer:
 
     def _launch(self) -> float:
         binary = checked_server(self.config.binary)
+        if self.config.store is None and self._temporary is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="weightbus-nats-"))
         store = self.store
         store.mkdir(parents=True, exist_ok=True)
-        work = self._workspace()
-        self._forget_ports()
         lock = self._take_lock(store)
         try:
+            self._locked, self._ports = True, {}
+            work = self._work
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
             (work / "server.conf").write_text(self._configuration(work, store))
             parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
             command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(parent)]
@@ -240,7 +244,7 @@ class EmbeddedServer:
 
     def _read_ports(self, pid: int) -> dict[str, list[str]] | None:
         try:
-            ports = json.loads((self._workspace() / f"nats-server_{pid}.ports").read_bytes())
+            ports = json.loads((self._work / f"nats-server_{pid}.ports").read_bytes())
         except (FileNotFoundError, ValueError):  # not there, or half written
             return None
         return ports if ports.get("nats") else None
@@ -305,21 +309,19 @@ class EmbeddedServer:
     def _clean_up(self) -> None:
         self._process = None
         self._ports = {}
-        if self._work is not None:
+        if self._locked:  # else the folder is somebody else's
             shutil.rmtree(self._work, ignore_errors=True)
-            self._work = None
+            self._locked = False
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
 
     # ---- bits
 
-    def _workspace(self) -> Path:
-        if self._work is None:
-            self._work = Path(tempfile.mkdtemp(prefix="weightbus-nats-"))
-        return self._work
-
-    def _forget_ports(self) -> None:
-        self._ports = {}
-        for old in self._workspace().glob("*.ports"):
-            old.unlink(missing_ok=True)
+    @property
+    def _work(self) -> Path:
+        """Configuration and ports file; made anew by each start."""
+        return self.store / "run"
 
     def _address(self, kind: str) -> str:
         addresses = self._ports.get(kind)

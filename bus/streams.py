@@ -11,6 +11,7 @@ room.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -30,6 +31,7 @@ MAX_MESSAGE_BYTES = 128 * 1024
 """Payload and headers of one message of either stream; an event is at most half of it."""
 _DAY_S = 24 * 3600
 _NS = 10**9
+_READER_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +169,25 @@ def check_subject(subject: str, stream: str) -> None:
             "this is not a subject of that stream",
             where={"subject": subject, "stream": stream},
             next_step="build subjects with weightbus.bus.subjects",
+        )
+
+
+def check_read(filters: Sequence[str], start_sequence: int, name: str | None) -> None:
+    """Refuse arguments that `Bus.read` cannot mean.
+
+    Raises:
+        ConfigError: no filter, filters of two streams, a negative sequence, an impossible name.
+    """
+    if not filters or len({stream_of(subject) for subject in filters}) != 1:
+        raise ConfigError(
+            "a reader reads one stream: give filters of wb. or filters of wbr.",
+            where={"filters": list(filters)},
+        )
+    if start_sequence < 1:
+        raise ConfigError("sequences begin at 1", where={"start_sequence": start_sequence})
+    if name is not None and _READER_NAME.fullmatch(name) is None:
+        raise ConfigError(
+            "a reader's name is made of letters, digits, _ and -", where={"name": name}
         )
 
 

@@ -36,10 +36,15 @@ async def test_starts_on_a_port_of_its_own_and_leaves_nothing() -> None:
         assert one.url != two.url
         assert one.url.startswith("nats://127.0.0.1:")
         stores = [one.store, two.store]
+        assert one.log_file.is_file()
         async with await NatsBus.connect(fast_config(one.url)) as bus:
             assert await bus.last_sequence() == 0
-    assert not any(store.parent.exists() for store in stores)
+    assert not any(store.exists() for store in stores)
     assert not one.running
+    with pytest.raises(ServerStartError, match="start it first"):
+        _ = one.store
+    with pytest.raises(ServerStartError, match="start it first"):
+        _ = one.url
 
 
 def test_works_without_an_event_loop_and_keeps_a_given_store(tmp_path: Path) -> None:
@@ -53,6 +58,7 @@ def test_works_without_an_event_loop_and_keeps_a_given_store(tmp_path: Path) -> 
     assert not alive(pid)
     assert (tmp_path / "store").is_dir()
     assert server.log_file.read_text()
+    assert not (tmp_path / "store" / "run").exists()
 
 
 def test_monitoring_is_off_until_asked_for(nats_server: EmbeddedServer) -> None:
