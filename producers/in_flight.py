@@ -243,9 +243,10 @@ class InFlight:
             version.outcome = outcome
             if isinstance(outcome, VersionAborted):
                 self._failed = version.handle
-        version.handle.set_outcome(outcome)
         if isinstance(outcome, VersionAborted):
-            _log.error("version %s was aborted by %s: %s", number, outcome.by, outcome.message)
+            _log.error(
+                "version %s was aborted by %s: %s", outcome.version, outcome.by, outcome.message
+            )
         if not version.announcing:
             self._finish(version)
 
@@ -256,7 +257,10 @@ class InFlight:
             self._finish(version)
 
     def _finish(self, version: _Version) -> None:
-        """Free the slot: nobody needs its bytes any more, and we do not read them."""
+        """Free the slot: nobody needs its bytes any more, and we do not read them.
+
+        Then tell the handle, so that whoever waited for the outcome finds the slot free.
+        """
         with self._lock:
             if version.released:
                 return
@@ -264,3 +268,5 @@ class InFlight:
             self._versions.pop(version.number, None)
         if version.slot is not None:
             self._arena.release(version.slot)
+        if version.outcome is not None:
+            version.handle.set_outcome(version.outcome)

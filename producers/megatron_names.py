@@ -13,12 +13,6 @@ from collections.abc import Mapping
 _INDEXED = re.compile(r"^(?P<path>.*?\blayers\.\d+)\.")
 _SEQUENTIAL_EXPERT = re.compile(r"(\.local_experts\.)(\d+)(?=\.)")
 _GROUPED_EXPERT = re.compile(r"(\.experts\.linear_fc[12]\.(?:weight|bias))(\d+)$")
-_WRAPPER = re.compile(r"^(?:module\.)+")
-
-
-def strip_wrappers(name: str) -> str:
-    """Drop the `module.` prefixes that DDP and Float16Module put before a name."""
-    return _WRAPPER.sub("", name)
 
 
 def is_expert(name: str) -> bool:
