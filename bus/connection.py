@@ -144,6 +144,7 @@ class Connection:
             raise
         self._client, self._inbox = client, inbox
         self.epoch += 1
+        self.last_error = None
         self._enter(ConnectionState.CONNECTED)
 
     def _lose(self) -> None:
@@ -249,8 +250,9 @@ class Connection:
                 )
                 answer = await future
         except TimeoutError:
+            last = "" if self.last_error is None else f"; the last error was: {self.last_error}"
             raise BusUnavailableError(
-                f"no answer in time; the last error was: {self.last_error}",
+                f"no answer in time{last}",
                 where={"subject": subject},
                 next_step="look at the server's health, and at this login's permissions",
             ) from None

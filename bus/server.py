@@ -60,6 +60,8 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = -1
     monitoring_port: int | None = None
+    server_name: str = "weightbus"
+    """Unique in a cluster."""
     max_payload_bytes: int = 1024 * 1024
     max_store_bytes: int = 64 * 1024**3
     binary: Path | None = None
@@ -211,7 +213,7 @@ class EmbeddedServer:
         config = self.config
         lines = [
             f'listen: "{config.host}:{self._port}"',
-            "server_name: weightbus",
+            f"server_name: {json.dumps(config.server_name)}",
             f"ports_file_dir: {json.dumps(str(work))}",
             f"max_payload: {config.max_payload_bytes}",
             "jetstream {",

@@ -277,8 +277,9 @@ async def test_logins_and_permissions() -> None:
     users = (
         "authorization { users = [\n"
         ' {user: all, password: "a"}\n'
-        ' {user: rank, password: "r", permissions: {publish: ["wb.run.*.*.*.3.>", '
-        '"$JS.API.STREAM.MSG.GET.WEIGHTBUS"], subscribe: ["_INBOX_rank.>"]}}\n'
+        ' {user: rank, password: "r", permissions: {publish: ["wb.run.*.*.*.3", '
+        '"wb.run.*.*.*.3.>", "wb.run.*.*.opened", "$O.weightbus-blobs.>", '
+        '"$JS.API.STREAM.MSG.GET.*"], subscribe: ["_INBOX_rank.>"]}}\n'
         "] }"
     )
     async with EmbeddedServer(ServerConfig(extra=users)) as server:
@@ -296,6 +297,10 @@ async def test_logins_and_permissions() -> None:
         async with await NatsBus.connect(rank) as bus:
             receipt = await bus.publish_once("wb.run.1.0.chunk.3.0", b"mine")
             assert receipt == Receipt(2, duplicate=False)
+            await bus.put_blob("layout", b"of rank 3")
+            assert await bus.get_blob("layout") == b"of rank 3"
+            for subject in ("wb.run.1.-.layout.3", "wb.run.1.0.opened", "wb.run.1.0.sealed.3"):
+                await bus.publish_once(subject, b"mine")
             assert (await bus.publish_once("wb.run.1.0.chunk.3.0", b"mine")).duplicate
             with pytest.raises(BusUnavailableError, match="ermissions") as caught:
                 await bus.publish_once("wb.run.1.0.chunk.4.0", b"not mine", timeout_s=0.5)

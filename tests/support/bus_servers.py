@@ -52,11 +52,11 @@ async def nats_bus(
         yield bus
 
 
-async def take(reader: Reader, count: int) -> list[Message]:
+async def take(reader: Reader, count: int, timeout_s: float = PATIENCE_S) -> list[Message]:
     """The next `count` messages; fails the test when one does not come."""
     messages: list[Message] = []
     for _ in range(count):
-        message = await reader.next(PATIENCE_S)
+        message = await reader.next(timeout_s)
         assert message is not None, f"only {len(messages)} of {count} messages came"
         messages.append(message)
     return messages
