@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ class BusConfig:
     `password`. TLS is on with a `tls://` URL or any of the `tls_*` files.
     """
 
-    url: str | tuple[str, ...] = "nats://127.0.0.1:4222"
+    url: str | tuple[str, ...] = field(default="nats://127.0.0.1:4222", repr=False)
     """One or several servers of one cluster."""
     name: str = "weightbus"
     """Shown in the server's list of connections."""
@@ -92,6 +93,11 @@ class BusConfig:
     def urls(self) -> tuple[str, ...]:
         """The servers."""
         return (self.url,) if isinstance(self.url, str) else self.url
+
+    @property
+    def shown_urls(self) -> str:
+        """The servers for messages and logs: without user and password."""
+        return ",".join(re.sub(r"(?<=//)[^/@]*@", "", url) for url in self.urls)
 
     @property
     def api_prefix(self) -> str:

@@ -104,7 +104,7 @@ class Connection:
                 raise BusUnavailableError(
                     f"cannot connect within {self.config.connect_timeout_s:g} s: "
                     f"{self.last_error or 'no answer'}",
-                    where={"url": ",".join(self.config.urls)},
+                    where={"url": self.config.shown_urls},
                     next_step="check that nats-server runs there and accepts this login",
                 )
             await asyncio.sleep(pause)
@@ -128,7 +128,7 @@ class Connection:
                 error_cb=self._on_error,
             )
             check_version(
-                str(client.connected_server_version), where={"url": ",".join(self.config.urls)}
+                str(client.connected_server_version), where={"url": self.config.shown_urls}
             )
             inbox = client.new_inbox()
             await client.subscribe(
@@ -205,7 +205,7 @@ class Connection:
         except TimeoutError:
             raise BusUnavailableError(
                 f"no connection to the server: {self.last_error}",
-                where={"url": ",".join(self.config.urls)},
+                where={"url": self.config.shown_urls},
                 next_step="check that nats-server runs; reconnecting goes on",
             ) from None
         self.ensure_open()

@@ -63,7 +63,9 @@ class Reader(Protocol):
         """The next message; None when none came within the time-out (None: wait without end).
 
         Raises:
-            SequenceGapError: messages between the last one and this one are gone from the stream.
+            SequenceGapError: messages between the last one and this one are gone from the stream,
+                or the stream ends before `start_sequence` (it is another one).
+            ReaderReplacedError: a newer reader of the same name has taken over.
             BusClosedError: the bus was closed.
         """
         ...
@@ -93,13 +95,14 @@ class Bus(Protocol):
         Raises:
             SubjectTakenError: the subject holds different bytes.
             StreamFullError: the stream's limits refuse it.
+            EventTooLargeError: over the stream's or the server's message size; nothing was sent.
             BusUnavailableError: not acknowledged in time (it may or may not be stored: repeat).
             BusClosedError: after close().
         """
         ...
 
     async def report(self, subject: str, data: bytes, *, timeout_s: float = 5.0) -> Receipt:
-        """Append a message to the report stream; raises the last three of `publish_once`."""
+        """Append a message to the report stream; raises as `publish_once`, but SubjectTakenError."""
         ...
 
     async def last(self, subject_filter: str) -> Message | None:
@@ -124,7 +127,12 @@ class Bus(Protocol):
         ...
 
     async def put_blob(self, name: str, data: bytes, *, timeout_s: float = 60.0) -> None:
-        """Store a blob; putting the same name again with the same bytes does nothing."""
+        """Store a blob; putting the same name again with the same bytes does nothing.
+
+        Raises:
+            AlreadyPublishedError: the name holds other bytes.
+            StreamFullError, BusUnavailableError, BusClosedError.
+        """
         ...
 
     async def get_blob(self, name: str, *, timeout_s: float = 60.0) -> bytes:

@@ -320,3 +320,6 @@ def test_impossible_options_are_refused() -> None:
         BusConfig(prefetch=0)
     assert "prefetch=0" in str(caught.value)
     assert "secret" not in repr(BusConfig(user="u", password="secret"))
+    config = BusConfig(url=("nats://u:secret@one:4222", "tls://two:4222"))
+    assert config.shown_urls == "nats://one:4222,tls://two:4222"
+    assert "secret" not in repr(config)
