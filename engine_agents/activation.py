@@ -58,6 +58,8 @@ class Activation:
         self.good: Holding | None = None
         self.unknown = False
         self.owed = config.resume_at_start
+        # Labels that say nothing about the weights: a way back that failed may have left them.
+        self._doubted: set[str] = set()
         self.release = ""
         self.pause_s = 0.0
         self.cache_kept = False
@@ -80,9 +82,11 @@ class Activation:
         self.release = info.release
         if self.good is not None and info.label == self.good.label:
             return False
+        if self.unknown and info.label in self._doubted:
+            return False
         # An engine takes a label only with the last byte of a version, or when it starts.
         self.good = Holding(info.model_path, info.label)
-        self.unknown = False
+        self._settle(self.good)
         return True
 
     async def leave(self) -> None:
@@ -166,10 +170,15 @@ class Activation:
         except (EngineTimeoutError, EngineUnreachableError):
             raise  # it hangs or is gone: a second load call could only make it worse
         except EngineError as error:
-            await self._undo(error)
+            await self._undo(goal, error)
             raise
-        self.good = goal
+        self._settle(goal)
+
+    def _settle(self, holding: Holding) -> None:
+        """The engine holds exactly this."""
+        self.good = holding
         self.unknown = False
+        self._doubted.clear()
 
     async def _take(self, goal: Holding, *, verifying: bool) -> None:
         await self._engine.load_from_disk(goal.model_path, goal.label)
@@ -177,13 +186,14 @@ class Activation:
             self._machine.move(AgentState.VERIFYING)
         label = await self._engine.label()
         if label != goal.label:
+            self._doubted.add(label)
             raise EngineLabelError(
                 f"the engine loaded {goal.label} and names {label!r}",
                 where={"engine": self._engine.url, "model_path": goal.model_path},
                 next_step="does somebody else change this engine's weights?",
             )
 
-    async def _undo(self, error: EngineError) -> None:
+    async def _undo(self, goal: Holding, error: EngineError) -> None:
         """A load failed and may have left some tensors behind: load the last good version again.
 
         SGLang's own way back reads the new folder a second time, so it cannot be relied on.
@@ -196,9 +206,10 @@ class Activation:
             await asyncio.to_thread(_still_whole, good)
             await self._take(good, verifying=False)
         except WeightbusError as second:
+            self._doubted |= {goal.label, good.label}
             _log.error("%s cannot be loaded again; the engine is fenced: %s", good.label, second)
             return
-        self.unknown = False
+        self._settle(good)
 
     async def _continue(self) -> None:
         """Continue the engine, trying until `continue_within_s` is over; never raises EngineError.

@@ -130,10 +130,10 @@ class SglangServer:
                 self._wait_until_ready()
                 return
             except EngineRefusedError:
+                self.stop()
                 # Between our look and the server's bind somebody else may have taken the port.
                 if tries_left == 0 or "ddress already in use" not in self.log_tail:
                     raise
-                self.stop()
             except BaseException:
                 self.stop()
                 raise

@@ -208,6 +208,26 @@ async def test_a_last_good_version_that_was_damaged_meanwhile_is_not_loaded_agai
     await w.report_on(key(1), "serving")
 
 
+async def test_a_label_that_a_failed_way_back_left_behind_is_not_believed(
+    w: World, fake: FakeSglang
+):
+    agent = w.start()
+    await w.new(0)
+    await w.report_on(key(0), "serving")
+    gate = asyncio.Event()
+    fake.script[LOAD].extend([Step(gate=gate), Step(mute_label=True)])
+    await w.new(1)
+    await fake.arrived(LOAD, 2)
+    # The new version is loaded, the agent does not learn of it, and the way back keeps its label.
+    fake.script[INFO].append(Step(reply=(500, "no")))
+    gate.set()
+    report = await w.report_on(key(1), "failed")
+    assert (report.state, report.serving_version) == ("FENCED", "")
+    await w.report_on(key(1), "serving")
+    assert len(fake.loads()) == 4
+    assert fake.weights == fake.label == agent.serving == "run-1/1/v000001"
+
+
 async def test_an_unchanged_label_is_a_failure(w: World, fake: FakeSglang):
     good = await serving(w)
     fake.script[LOAD].append(Step(mute_label=True))

@@ -31,6 +31,7 @@ class Step:
     `reply`: answered instead of acting. `hang`: no answer until the server ends. `gate`: wait for
     the event, then act as usual. `drop`: the connection breaks. `die`: the server ends.
     `mute_label`: a load that succeeds without taking the label. `corrupts`: some tensors change.
+    `lost`: acts as usual, and the answer is lost.
     """
 
     reply: Reply | None = None
@@ -40,6 +41,7 @@ class Step:
     die: bool = False
     mute_label: bool = False
     corrupts: bool = False
+    lost: bool = False
 
 
 class _DropError(Exception):
@@ -57,6 +59,7 @@ class FakeSglang:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.headers: dict[str, str] = {}
         self.sins: list[str] = []
+        self.observer: Callable[[], None] = lambda: None
         self.alive = False
         self.url = ""
         self._server: asyncio.Server | None = None
@@ -126,6 +129,7 @@ class FakeSglang:
             async with self._noted():
                 path, self.headers, body = await _read_request(reader)
                 self.calls.append((path, body))
+                self.observer()
             status, content = await self._act(path, body)
             data = content if isinstance(content, str) else json.dumps(content)
             head = (
@@ -150,8 +154,12 @@ class FakeSglang:
         await self._disturb(step)
         if step.reply is not None:
             return step.reply
-        if path == LOAD:
-            return self._load(body, mute_label=step.mute_label)
+        reply = self._load(body, step.mute_label) if path == LOAD else self._usual(path, body)
+        if step.lost:
+            raise _DropError
+        return reply
+
+    def _usual(self, path: str, body: dict[str, Any]) -> Reply:
         usual: dict[str, Callable[[], Reply]] = {
             INFO: lambda: (200, {"model_path": self.model_path, "weight_version": self.label}),
             SERVER: lambda: (200, {"version": self.release}),
@@ -190,7 +198,7 @@ class FakeSglang:
             return False
         return not (self.paused == "retract" and self.release == "0.5.23")
 
-    def _load(self, body: dict[str, Any], *, mute_label: bool) -> Reply:
+    def _load(self, body: dict[str, Any], mute_label: bool) -> Reply:
         if self.paused is None:
             self.sins.append(f"{body['model_path']} loaded without a pause")
         for shard in sorted(Path(body["model_path"]).glob("*.safetensors")):

@@ -8,7 +8,7 @@ from absent_names import stand_in
 __version__ = "0.0.0+standin"
 
 
-def assign_req_to_token_pool_cpu(  # noqa: PLR0917 - SGLang's own signature
+def assign_req_to_token_pool_cpu(
     req_pool_indices: torch.Tensor,
     req_to_token: torch.Tensor,
     start_offset: torch.Tensor,
