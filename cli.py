@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -50,6 +51,13 @@ MetricsHost = Annotated[str, typer.Option(help="Address of the Prometheus endpoi
 MetricsPort = Annotated[
     int | None, typer.Option(help="Port of the Prometheus endpoint; 0: any; left out: none.")
 ]
+
+
+class Missing(enum.Enum):
+    """What to do about HF tensors that nobody produces."""
+
+    REFUSE = "refuse"
+    OMIT = "omit"
 
 
 def main() -> None:
@@ -177,7 +185,7 @@ def publish(
 
 
 @app.command()
-def writer(  # noqa: PLR0917 - typer calls it by keyword
+def writer(
     run_id: RunId,
     root: Annotated[Path, typer.Option(help="Folder of the version directories.")],
     index: Annotated[int, typer.Option(min=0, help="This writer's number, from 0.")],
@@ -187,8 +195,8 @@ def writer(  # noqa: PLR0917 - typer calls it by keyword
     ] = None,
     max_shard_gib: Annotated[float, typer.Option(min=0.001, help="Largest shard file.")] = 4.0,
     missing: Annotated[
-        str, typer.Option(help="HF tensors that nobody produces: refuse or omit.")
-    ] = "refuse",
+        Missing, typer.Option(help="HF tensors that nobody produces.")
+    ] = Missing.REFUSE,
     durable: Annotated[
         bool, typer.Option(help="fsync every file before a version is complete.")
     ] = True,
@@ -203,7 +211,8 @@ def writer(  # noqa: PLR0917 - typer calls it by keyword
     async def work() -> None:
         config = WriterConfig(
             run_id=run_id, index=index, count=count, root=root, origin=origin,
-            max_shard_bytes=int(max_shard_gib * 2**30), missing=missing, durable=durable,
+            max_shard_bytes=int(max_shard_gib * 2**30), durable=durable,
+            missing="omit" if missing is Missing.OMIT else "refuse",
         )  # fmt: skip
         async with AsyncExitStack() as stack:
             connected = await stack.enter_async_context(
@@ -219,7 +228,7 @@ def writer(  # noqa: PLR0917 - typer calls it by keyword
 
 
 @app.command()
-def agent(  # noqa: PLR0917 - typer calls it by keyword
+def agent(
     run_id: RunId,
     engine: Annotated[str, typer.Option(help="URL of the SGLang server.")],
     name: Annotated[

@@ -96,6 +96,11 @@ def attempts_filter(run_id: str) -> str:
     return f"{EVENTS_ROOT}.{run_id}.*.-.attempt"
 
 
+def attempt_level_filter(run_id: str) -> str:
+    """Everything that belongs to a run's attempts and not to a version: openings and layouts."""
+    return f"{EVENTS_ROOT}.{run_id}.*.-.>"
+
+
 def outcomes_filter(run_id: str, attempt: int | None = None) -> str:
     """The outcomes of a run's versions, in every attempt or in one."""
     return f"{EVENTS_ROOT}.{run_id}.{'*' if attempt is None else attempt}.*.outcome"

@@ -42,6 +42,7 @@
     │   ├── OutputFolderError        output equal to, inside or around the origin checkpoint
     │   ├── OriginError              the origin checkpoint cannot be read
     │   ├── CommitError              a version could not be made visible
+    │   ├── StorageError             the disk is full, read-only or failing           (retry helps)
     │   ├── VersionAbortedError      the version has ended without becoming visible
     │   ├── ManifestError            no manifest, or one that does not describe the folder
     │   └── ShardCorruptError        a shard whose bytes are not those of the manifest
@@ -268,6 +269,12 @@ class OriginError(VersionError):
 
 class CommitError(VersionError):
     """A version could not be made visible."""
+
+
+class StorageError(VersionError):
+    """The disk of a version directory is full, read-only or failing."""
+
+    retryable: ClassVar[bool] = True
 
 
 class VersionAbortedError(VersionError):

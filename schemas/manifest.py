@@ -94,11 +94,16 @@ class Asset(Frozen):
 
 
 class Manifest(Frozen):
-    """A version directory."""
+    """A version directory.
+
+    `nonce` is that of the attempt's opening: it tells apart two versions of one name when the
+    stream, and with it the numbers of attempts, was lost and began again.
+    """
 
     format: Literal["weightbus-manifest"] = "weightbus-manifest"
     schema_version: Literal[1] = 1
     version: VersionKey
+    nonce: ShortText = ""
     family: ShortText
     plan_digest: Digest
     writers: Annotated[int, Field(ge=1)]

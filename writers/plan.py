@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..schemas.digest import Hasher
 from ..schemas.dtypes import ITEM_BYTES, DType
 from ..schemas.layout import Layout
 from .certificate import certificate_of
-from .conversion.family import Family
+from .conversion.family import Conversion, Family
 from .conversion.kinds import Geometry
 from .expectation import Expectation
 from .plan_survey import DTypePolicy, MissingPolicy, Survey, survey
@@ -201,7 +201,11 @@ def _sources(found: Survey, numbers: _Numbers) -> dict[Key, Source]:
             cuts = cache.get(cached)
             if cuts is None:
                 cuts = cache[cached] = _cut(geometry, whole, part.index, columns)
-            pieces = tuple(Piece(slots[slot], *rest) for slot, *rest in cuts if slots[slot] >= 0)
+            pieces = tuple(
+                Piece(slots[slot], *rest)
+                for slot, *rest in _moved_down(cuts, conversion, columns)
+                if slots[slot] >= 0
+            )
             entries.append(
                 (
                     (rank, index),
@@ -213,6 +217,17 @@ def _sources(found: Survey, numbers: _Numbers) -> dict[Key, Source]:
             )  # fmt: skip
     entries.sort(key=lambda entry: entry[0])
     return dict(entries)
+
+
+def _moved_down(
+    cuts: tuple[Cut, ...], conversion: Conversion, columns: dict[int, list[int]]
+) -> Iterable[Cut]:
+    """The cuts at the rows that the tensor's own index (its expert) fills."""
+    if not any(conversion.rows):
+        return cuts
+    width = columns[id(conversion.geometry)]
+    down = [rows * cols for rows, cols in zip(conversion.rows, width, strict=True)]
+    return (cut._replace(dst_offset=cut.dst_offset + down[cut.slot]) for cut in cuts)
 
 
 def _cut(

@@ -74,6 +74,7 @@ def survey(
     """
     result = Survey()
     result.wholes, result.differences = collect(layouts)
+    family = family.fitted(expectation.tensors)
     if layouts and all(layout.naming == "hf" for layout in layouts):
         family = family.identity()
     checked: dict[int, list[tuple[DifferenceKind, str]]] = {}
@@ -196,12 +197,7 @@ def _check_target(target: Surveyed, result: Survey) -> None:
                 difference(DifferenceKind.TARGET_CONFLICT, target.name, supply.whole.ranks, detail)
             )
             return
-    moves: list[tuple[Move, str]] = [
-        (move, supply.whole.name)
-        for supply in target.supplies
-        for move in supply.conversion.geometry.moves
-        if move.slot == supply.slot
-    ]
+    moves = [(move, supply.whole.name) for supply in target.supplies for move in _moves_of(supply)]
     grids = [move.dst for move, _ in moves]
     rows, cols = view_of(target.shape)
     if len(grids) == 1 and grids[0] == Grid(0, 0, rows, cols):
@@ -212,6 +208,16 @@ def _check_target(target: Surveyed, result: Survey) -> None:
         result.differences += [
             difference(kind, target.name, ranks, text) for kind, text in _uncover(cover, moves)
         ]
+
+
+def _moves_of(supply: Supply) -> list[Move]:
+    """The moves into one output, at the rows that the tensor's index (its expert) fills."""
+    geometry, rows = supply.conversion.geometry, supply.conversion.rows
+    moves = [move for move in geometry.moves if move.slot == supply.slot]
+    if not rows or rows[supply.slot] == 0:
+        return moves
+    down = rows[supply.slot]
+    return [move._replace(dst=move.dst._replace(row=move.dst.row + down)) for move in moves]
 
 
 def _uncover(cover: Cover, moves: list[tuple[Move, str]]) -> list[tuple[DifferenceKind, str]]:

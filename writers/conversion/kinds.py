@@ -44,12 +44,15 @@ class Geometry(NamedTuple):
 
     `blocks`: the blocks along dim 0 that a producer must cut one by one (see schemas.layout.Part);
     empty if the tensor is cut as one block.
+    `per_expert`: how many rows of each output one expert fills, where the outputs hold all experts
+    of a layer: then the moves are expert 0's. Empty otherwise.
     """
 
     outputs: tuple[Output, ...]
     moves: tuple[Move, ...]
     left: tuple[Left, ...] = ()
     blocks: tuple[int, ...] = ()
+    per_expert: tuple[int, ...] = ()
 
 
 class Kind(Protocol):
@@ -67,15 +70,26 @@ class Kind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """The same tensor under another name; `dtype`: see Output."""
+    """The same tensor under another name; `dtype`: see Output.
+
+    `blocks`: in how many equal blocks of rows TP cuts it (2: gate rows, then up rows, which stay
+    one tensor in Hugging Face too).
+    """
 
     to: str
     dtype: DType | None = None
+    blocks: int = 1
 
     def geometry(self, shape: tuple[int, ...], dims: Dims) -> Geometry:  # noqa: ARG002 - a Kind
         """One move of everything."""
         whole = whole_box(shape)
-        return Geometry((Output(self.to, shape, dtype=self.dtype),), (Move(0, whole, whole),))
+        blocks: tuple[int, ...] = ()
+        if self.blocks > 1:
+            if not shape or shape[0] % self.blocks:
+                raise misfit(shape, f"dim 0 does not consist of {self.blocks} equal blocks")
+            blocks = (shape[0] // self.blocks,) * self.blocks
+        output = Output(self.to, shape, dtype=self.dtype)
+        return Geometry((output,), (Move(0, whole, whole),), blocks=blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +102,7 @@ class Stacked:
         """One move per block."""
         count = len(self.to)
         if not shape or shape[0] % count:
-            raise _misfit(shape, f"dim 0 does not consist of {count} equal blocks")
+            raise misfit(shape, f"dim 0 does not consist of {count} equal blocks")
         size = shape[0] // count
         out = (size, *shape[1:])
         rows, cols = view_of(out)
@@ -115,11 +129,11 @@ class QkvSplit:
         """Three moves per group."""
         heads, groups, size = dims.heads, dims.groups, dims.head_dim
         if groups == 0 or heads % groups:
-            raise _misfit(shape, f"{heads} heads cannot be shared out to {groups} query groups")
+            raise misfit(shape, f"{heads} heads cannot be shared out to {groups} query groups")
         per_group = heads // groups
         rows, cols = view_of(shape)
         if rows != groups * (per_group + 2) * size:
-            raise _misfit(shape, f"{groups} query groups of {per_group} + 2 heads of {size} rows "
+            raise misfit(shape, f"{groups} query groups of {per_group} + 2 heads of {size} rows "
                           f"are {groups * (per_group + 2) * size} rows")  # fmt: skip
         moves: list[Move] = []
         for group in range(groups):
@@ -153,7 +167,7 @@ class VocabCut:
         vocab = dims.vocab
         rows, cols = view_of(shape)
         if not shape or shape[0] < vocab:
-            raise _misfit(shape, f"vocab_size is {vocab}")
+            raise misfit(shape, f"vocab_size is {vocab}")
         out = (vocab, *shape[1:])
         kept = box(0, 0, rows // shape[0] * vocab, cols)
         copies = self._copies(dims)
@@ -196,5 +210,38 @@ class UnlessTied:
         return self.kind.geometry(shape, dims)
 
 
-def _misfit(shape: tuple[int, ...], why: str) -> ConversionError:
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A tensor that the family knows and cannot convert right; `reason` says why."""
+
+    reason: str
+
+    def geometry(self, shape: tuple[int, ...], dims: Dims) -> Geometry:  # noqa: ARG002 - a Kind
+        """Never a geometry.
+
+        Raises:
+            ConversionError: always, with the reason.
+        """
+        raise ConversionError(f"it cannot be converted: {self.reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """`then` if the origin checkpoint has a tensor of the form `marker`, else `otherwise`.
+
+    The family chooses when it is fitted to an origin (Family.fitted); before that it is
+    `otherwise`.
+    """
+
+    marker: str
+    then: Kind
+    otherwise: Kind
+
+    def geometry(self, shape: tuple[int, ...], dims: Dims) -> Geometry:
+        """The geometry of `otherwise`."""
+        return self.otherwise.geometry(shape, dims)
+
+
+def misfit(shape: tuple[int, ...], why: str) -> ConversionError:
+    """The error of a shape that a rule does not understand."""
     return ConversionError(f"shape {list(shape)} does not fit the rule: {why}")

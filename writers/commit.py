@@ -1,0 +1,227 @@
+"""Commit: how a version becomes visible. Any writer may do it, several at once, after any kill.
+
+    1  read what each writer says about its shards (tables), check it against shard-persisted
+    2  copy the assets of the origin          each file under a temporary name, then renamed
+    3  write the index
+    4  write the manifest                     the last file
+    5  fsync the folder, rename it to its visible name, fsync its parent
+    6  publish version-complete               exactly one outcome stands (bus.events.end_version)
+    7  remove the tables
+
+Every step writes the same bytes whoever does it, so doing it twice does no harm. Between 5 and 6
+the folder is visible but nobody acts on it: readers act on the event. When the outcome that stands
+is version-aborted, the folder is removed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ..schemas.digest import digest_of
+from ..schemas.errors import CommitError
+from ..schemas.events import ShardPersisted, VersionComplete, VersionKey
+from ..schemas.manifest import INDEX_FILE, MANIFEST_FILE, Asset, Manifest, ShardTable
+from .assets import copy_asset, list_assets, sync_folder, write_file
+from .paths import VersionPaths
+from .plan_types import Plan
+from .shard_file import storage_error
+from .steps import Step, Steps
+
+
+@dataclass(frozen=True, slots=True)
+class Committer:
+    """What a commit needs to know.
+
+    Attributes:
+        key: the version.
+        nonce: of its attempt's opening.
+        plan: its plan.
+        paths: its folders.
+        origin: the checkpoint whose assets are copied.
+        durable: whether everything is fsynced.
+        steps: told before and after each step.
+    """
+
+    key: VersionKey
+    nonce: str
+    plan: Plan
+    paths: VersionPaths
+    origin: Path
+    durable: bool
+    steps: Steps
+
+    def make_visible(self, shards: Sequence[ShardPersisted]) -> VersionComplete:
+        """Steps 1 to 5; blocking. Returns the event that says so.
+
+        Raises:
+            CommitError: tables or shards are missing or wrong, or the visible name is taken by
+                something else.
+            StorageError: the disk fails (retry helps).
+            OriginError: an asset cannot be read.
+        """
+        tables = [self._table(event) for event in shards]
+        try:
+            data = self._write_metadata(tables)
+        except FileNotFoundError as error:
+            # The hidden folder is gone: another writer has renamed it meanwhile, or it was lost.
+            data = self._already_visible(error)
+        manifest = Manifest.model_validate_json(data)
+        return VersionComplete(
+            version=self.key,
+            directory=str(self.paths.final),
+            manifest_digest=digest_of(data),
+            shards=len(tables),
+            nbytes=manifest.total_size,
+        )
+
+    def _table(self, event: ShardPersisted) -> ShardTable:
+        path = self.paths.tables / f"{event.file}.json"
+        where = {"version": self.key, "file": event.file, "writer": event.writer}
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise CommitError(
+                "a shard was announced but its table is not in the version's folder",
+                where={**where, "table": path},
+                next_step="all writers of a run must write to the same shared folder (--root)",
+            ) from error
+        except OSError as error:
+            raise storage_error(error, path, "read a shard's table") from error
+        if digest_of(data) != event.table_digest:
+            raise CommitError(
+                "a shard's table is not the one that was announced",
+                where={**where, "table": path},
+                next_step="two writers with the same number write to one folder: stop one",
+            )
+        try:
+            return ShardTable.model_validate_json(data)
+        except ValidationError as error:
+            raise CommitError(f"a shard's table cannot be read: {error}", where=where) from error
+
+    def _write_metadata(self, tables: Sequence[ShardTable]) -> bytes:
+        partial = self.paths.partial
+        self._check_sizes(tables)
+        self.steps.reached(Step.COPY_ASSETS, self.key)
+        assets = [
+            copy_asset(asset, partial, durable=self.durable) for asset in list_assets(self.origin)
+        ]
+        self.steps.reached(Step.WRITE_INDEX, self.key)
+        index = index_of(tables)
+        write_file(partial / INDEX_FILE, index, durable=self.durable)
+        assets.append(Asset(path=INDEX_FILE, nbytes=len(index), digest=digest_of(index)))
+        self.steps.reached(Step.WRITE_MANIFEST, self.key)
+        data = self._manifest(tables, assets)
+        write_file(partial / MANIFEST_FILE, data, durable=self.durable)
+        if self.durable:
+            for folder in sorted({(partial / asset.path).parent for asset in assets}):
+                sync_folder(folder)
+            sync_folder(partial)
+        self.steps.reached(Step.RENAME, self.key)
+        self._rename()
+        return data
+
+    def _check_sizes(self, tables: Sequence[ShardTable]) -> None:
+        for table in tables:
+            path = self.paths.partial / table.file
+            size = path.stat().st_size  # FileNotFoundError: see make_visible
+            if size != table.nbytes:
+                raise CommitError(
+                    f"a shard has {size} bytes, its writer announced {table.nbytes}",
+                    where={"version": self.key, "file": path},
+                    next_step="something else writes to the versions' folder",
+                )
+
+    def _manifest(self, tables: Sequence[ShardTable], assets: Sequence[Asset]) -> bytes:
+        manifest = Manifest(
+            version=self.key,
+            nonce=self.nonce,
+            family=self.plan.family,
+            plan_digest=self.plan.digest,
+            writers=self.plan.writers,
+            total_size=self.plan.total_size,
+            shards=tuple(tables),
+            assets=tuple(sorted(assets, key=lambda asset: asset.path)),
+        )
+        return manifest.model_dump_json().encode()
+
+    def _rename(self) -> None:
+        final = self.paths.final
+        try:
+            self.paths.partial.rename(final)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise storage_error(error, final, "make a version visible") from error
+            raise CommitError(
+                "the version's visible name is taken by something else",
+                where={"version": self.key, "directory": final},
+                next_step="nothing was overwritten: move the folder away, and give every run its "
+                "own run_id",
+            ) from error
+        if self.durable:
+            sync_folder(final.parent)
+
+    def _already_visible(self, error: FileNotFoundError) -> bytes:
+        """The manifest of the visible folder, when that is this version by this plan."""
+        data = visible_manifest(self.paths, self.key, self.nonce)
+        if data is None:
+            raise CommitError(
+                "the version's shards are gone: its hidden folder is not there, and its visible "
+                "one is not there or not its own",
+                where={"version": self.key, "directory": self.paths.partial},
+                next_step="something else removes files from the versions' folder",
+            ) from error
+        return data
+
+
+def visible_manifest(paths: VersionPaths, key: VersionKey, nonce: str) -> bytes | None:
+    """The manifest of a version's visible folder; None when that is not there or of another run.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    path = paths.final / MANIFEST_FILE
+    try:
+        data = path.read_bytes()
+        manifest = Manifest.model_validate_json(data)
+    except (FileNotFoundError, NotADirectoryError, ValidationError):
+        return None
+    except OSError as error:
+        raise storage_error(error, path, "read the manifest of a visible version") from error
+    return data if (manifest.version, manifest.nonce) == (key, nonce) else None
+
+
+def index_of(tables: Sequence[ShardTable]) -> bytes:
+    """model.safetensors.index.json, as transformers writes it."""
+    weight_map = {tensor.name: table.file for table in tables for tensor in table.tensors}
+    total = sum(tensor.nbytes for table in tables for tensor in table.tensors)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    return json.dumps(index, indent=2).encode() + b"\n"
+
+
+def discard(paths: VersionPaths) -> None:
+    """Remove the hidden folders of a version that has ended; quiet about what is gone."""
+    for folder in (paths.partial, paths.tables):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def withdraw(paths: VersionPaths, key: VersionKey, nonce: str) -> None:
+    """Remove an aborted version, also when it was made visible a moment too late.
+
+    The visible folder is hidden by a rename before its files go, so that it is never there in
+    part; a folder of that name that is not this version's stays.
+    """
+    if visible_manifest(paths, key, nonce) is not None:
+        shutil.rmtree(paths.partial, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another writer does the same
+            paths.final.rename(paths.partial)
+    discard(paths)

@@ -1,0 +1,165 @@
+"""Finishing a version: its copies as tasks, its shards announced, its commit, or its failure.
+
+One place turns what happens to a piece of work into the version's fate: a named error ends the
+version, what passes by itself is tried again, a lost bus ends the writer (a restart goes on).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from ..bus.events import end_version, publish_event, read_event
+from ..bus.interface import Bus, SubjectTakenError
+from ..schemas.errors import BusError, StorageError, VersionConflictError, WeightbusError
+from ..schemas.events import Outcome, ShardPersisted, VersionAborted
+from .attempts import AttemptState, VersionState, origin_of
+from .commit import Committer
+from .config import WriterConfig
+from .copy import CopyStoppedError
+from .paths import VersionPaths
+from .steps import Step, Steps
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+_MAX_MESSAGE_CHARS = 8000
+_MAX_WAIT_S = 10.0
+
+
+class Finisher:
+    """Does a writer's work on versions, in tasks of one group.
+
+    Args:
+        bus: the writer's bus.
+        config: the writer's options.
+        root: its root folder, resolved.
+        steps: told of each step.
+        group: owns every task.
+        numbers: counters to keep.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        config: WriterConfig,
+        root: Path,
+        steps: Steps,
+        group: asyncio.TaskGroup,
+        numbers: dict[str, float],
+    ) -> None:
+        self._bus, self._config, self._root, self._steps = bus, config, root, steps
+        self._group, self._numbers = group, numbers
+
+    def spawn(self, state: VersionState, work: Awaitable[None]) -> None:
+        """Do something for a version in a task; a named error ends the version."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except CopyStoppedError:
+                pass  # the version has ended meanwhile
+            except BusError:
+                raise
+            except WeightbusError as error:
+                self.fail(state, error)
+
+        task = self._group.create_task(guarded())
+        state.tasks.add(task)
+        task.add_done_callback(state.tasks.discard)
+
+    async def persistent(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Await what the bus or the disk may refuse for a while, again until it works."""
+        wait_s = 0.1
+        while True:
+            try:
+                return await call()
+            except (BusError, StorageError) as error:
+                if not error.retryable:
+                    raise
+                _log.warning("%s Trying again in %.1f s.", error, wait_s)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _MAX_WAIT_S)
+
+    async def announce(self, event: ShardPersisted) -> None:
+        """Publish shard-persisted until the server has it.
+
+        Raises:
+            VersionConflictError: the shard was announced by another writer or with other bytes.
+        """
+        self._steps.reached(Step.ANNOUNCE_SHARD, event.version)
+        try:
+            await self.persistent(
+                lambda: publish_event(self._bus, event, timeout_s=self._config.bus_timeout_s)
+            )
+        except SubjectTakenError as taken:
+            standing = read_event(taken.existing).event
+            if not isinstance(standing, ShardPersisted) or standing.writer != event.writer:
+                raise VersionConflictError(
+                    "another writer has announced this shard",
+                    where={"version": event.version, "shard": event.shard, **taken.where},
+                    next_step="start each writer of a run with its own --index and one --count",
+                ) from taken
+            # An earlier life of this writer announced it; the bytes are the same by the digest.
+            if standing.digest != event.digest:
+                raise VersionConflictError(
+                    "this shard was announced with other bytes",
+                    where={"version": event.version, "shard": event.shard, **taken.where},
+                    next_step="the source changed between two reads: publish the version again",
+                ) from taken
+        self._numbers["shards_persisted_total"] += 1
+        self._numbers["persisted_bytes_total"] += event.nbytes
+
+    def commit_soon(self, state: VersionState, attempt: AttemptState) -> None:
+        """Every shard is durable: commit, once."""
+        if not state.committing:
+            state.committing = True
+            self.spawn(state, self._commit(state, attempt))
+
+    async def _commit(self, state: VersionState, attempt: AttemptState) -> None:
+        """The writer of the last shard commits; the others only if it does not in time."""
+        plan, opened, assembly = attempt.plan, attempt.opened, state.assembly
+        if plan is None or opened is None or assembly is None:
+            return
+        if state.last_shard_by != self._config.index:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.commit_grace_s):
+                    await state.ended.wait()
+                    return
+        self._steps.reached(Step.COMMIT, state.key)
+        committer = Committer(
+            state.key, opened.nonce, plan, VersionPaths.of(self._root, state.key),
+            origin_of(self._config, opened), self._config.durable, self._steps,
+        )  # fmt: skip
+        shards = list(assembly.shards)
+        complete = await self.persistent(lambda: asyncio.to_thread(committer.make_visible, shards))
+        self._steps.reached(Step.ANNOUNCE_COMPLETE, state.key)
+        await self._publish_outcome(complete)
+
+    def fail(self, state: VersionState, error: WeightbusError) -> None:
+        """A version cannot be finished: stop its work now and say so."""
+        if state.fail(error):
+            self.publish_failure(state)
+
+    def publish_failure(self, state: VersionState) -> None:
+        """Abort a version that has failed."""
+        error = state.failure
+        if error is None:
+            return
+        message = str(error)
+        if len(message) > _MAX_MESSAGE_CHARS:
+            message = message[:_MAX_MESSAGE_CHARS] + " ... (cut; the writer's log has all of it)"
+        aborted = VersionAborted(
+            version=state.key, error=type(error).__name__, message=message, by=self._config.name
+        )
+        _log.error("version %s cannot be finished: %s: %s", state.key, aborted.error, error)
+        self._group.create_task(self._publish_outcome(aborted))
+
+    async def _publish_outcome(self, outcome: Outcome) -> None:
+        """The outcome that stands comes back through the stream, ours or another."""
+        await self.persistent(
+            lambda: end_version(self._bus, outcome, timeout_s=self._config.bus_timeout_s)
+        )
