@@ -102,7 +102,7 @@ class Bus(Protocol):
         ...
 
     async def report(self, subject: str, data: bytes, *, timeout_s: float = 5.0) -> Receipt:
-        """Append a message to the report stream; raises as `publish_once`, but SubjectTakenError."""
+        """Append a message to the report stream; raises the last four of `publish_once`."""
         ...
 
     async def last(self, subject_filter: str) -> Message | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -59,19 +59,6 @@ async def take(reader: Reader, count: int, timeout_s: float = PATIENCE_S) -> lis
         message = await reader.next(timeout_s)
         assert message is not None, f"only {len(messages)} of {count} messages came"
         messages.append(message)
-    return messages
-
-
-async def drain(bus: Bus, filters: Sequence[str], *, start_sequence: int = 1) -> list[Message]:
-    """Every message that is stored now."""
-    last = await bus.last_sequence()
-    messages: list[Message] = []
-    async with bus.read(filters, start_sequence=start_sequence) as reader:
-        while not messages or messages[-1].sequence < last:
-            message = await reader.next(0.5)
-            if message is None:
-                break
-            messages.append(message)
     return messages
 
 
