@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from support.bus_servers import fast_config
+from support.bus_servers import eventually, fast_config
 from support.bus_servers import nats_bus as nats_bus_on
 from weightbus.bus.errors import RefusedError
 from weightbus.bus.nats_bus import NatsBus
 from weightbus.bus.server import EmbeddedServer
+from weightbus.bus.server_binary import checked_server
 from weightbus.bus.streams import (
     EVENT_STREAM,
     REPORT_STREAM,
@@ -18,7 +23,7 @@ from weightbus.bus.streams import (
     diff,
     stream_of,
 )
-from weightbus.schemas.errors import ConfigError, StreamMismatchError
+from weightbus.schemas.errors import BusUnavailableError, ConfigError, StreamMismatchError
 
 
 def test_the_declaration_keeps_one_message_per_subject_for_ever() -> None:
@@ -144,3 +149,37 @@ async def test_an_alien_publisher_cannot_replace_a_message(nats_server: Embedded
         standing = await bus.last("wb.run.1.0.outcome")
         assert standing is not None
         assert standing.data == b"complete"
+
+
+async def test_many_may_be_the_first_to_connect(nats_server: EmbeddedServer) -> None:
+    own = replace(fast_config(nats_server.url), streams=StreamLimits(events_max_bytes=10**6))
+    configs = [fast_config(nats_server.url), own] * 3
+    buses = await asyncio.gather(*[NatsBus.connect(config) for config in configs])
+    receipts = await asyncio.gather(*[bus.publish_once("wb.run.1.0.opened", b"x") for bus in buses])
+    assert {receipt.sequence for receipt in receipts} == {1}
+    for bus in buses:
+        await bus.close()
+
+
+def url_in(folder: Path) -> str:
+    for ports in folder.glob("*.ports"):
+        with suppress(ValueError):  # half written
+            return json.loads(ports.read_text())["nats"][0]
+    return ""
+
+
+async def test_a_server_without_jetstream_says_so(tmp_path: Path) -> None:
+    config = tmp_path / "plain.conf"
+    config.write_text(f'listen: "127.0.0.1:-1"\nports_file_dir: "{tmp_path}"\n')
+    process = subprocess.Popen(  # noqa: ASYNC220 - it returns at once
+        [checked_server(), "-c", config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        await eventually(lambda: bool(url_in(tmp_path)))
+        url = url_in(tmp_path)
+        with pytest.raises(BusUnavailableError, match="creating the streams") as caught:
+            await NatsBus.connect(replace(fast_config(url), connect_timeout_s=0.3))
+        assert "check that JetStream runs" in str(caught.value)
+    finally:
+        process.kill()
+        process.wait(10)
