@@ -8,9 +8,11 @@ where a norm is a parameter of the linear layer behind it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from .family import Rule
-from .kinds import QkvSplit, Rename, Stacked, UnlessTied, VocabCut
+from .kinds import Kind, QkvSplit, Rename, Stacked, UnlessTied, VocabCut
+from .kinds_attention import ColumnHalvesSwapped, GatedQkvSplit
 
 Part = Callable[[str, str], tuple[Rule, ...]]
 
@@ -39,17 +41,61 @@ def decoder(*parts: Part) -> tuple[Rule, ...]:
     return tuple(rule for part in parts for rule in part(*DECODER))
 
 
-def mtp(*parts: Part) -> tuple[Rule, ...]:
-    """MTP layers as DeepSeek and GLM store them: HF layers behind the decoder's."""
-    m, h = "mtp.layers.{i}.", "model.layers.{m}."
+class MtpNames(NamedTuple):
+    """What a checkpoint calls the tensors of an MTP layer; `inner` is its layer's prefix."""
+
+    inner: str
+    eh_proj: Kind
+    enorm: str
+    hnorm: str
+    final: str
+
+
+DEEPSEEK_MTP = MtpNames(
+    "model.layers.{m}.",
+    Rename("model.layers.{m}.eh_proj.weight"),
+    "model.layers.{m}.enorm.weight",
+    "model.layers.{m}.hnorm.weight",
+    "model.layers.{m}.shared_head.norm.weight",
+)
+"""DeepSeek and GLM: HF layers behind the decoder's."""
+
+
+def qwen_mtp(fc: Kind) -> MtpNames:
+    """Qwen3-Next and Qwen3.5: a module of its own, whose outer tensors exist once."""
+    return MtpNames(
+        "mtp.layers.{i}.",
+        fc,
+        "mtp.pre_fc_norm_embedding.weight",
+        "mtp.pre_fc_norm_hidden.weight",
+        "mtp.norm.weight",
+    )
+
+
+MIMO_MTP = MtpNames(
+    "model.mtp_layers.{i}.",
+    ColumnHalvesSwapped("model.mtp_layers.{i}.input_proj.weight"),
+    "model.mtp_layers.{i}.token_layernorm.weight",
+    "model.mtp_layers.{i}.hidden_layernorm.weight",
+    "model.mtp_layers.{i}.final_layernorm.weight",
+)
+"""MiMo joins the hidden state before the embedding, Megatron behind it."""
+
+
+def mtp(*parts: Part, names: MtpNames = DEEPSEEK_MTP) -> tuple[Rule, ...]:
+    """MTP layers made of these parts, under both names of the layer inside."""
+    m = "mtp.layers.{i}."
     own = (
-        _same(m, h, "eh_proj.weight", "eh_proj.weight"),
-        _same(m, h, "enorm.weight", "enorm.weight"),
-        _same(m, h, "hnorm.weight", "hnorm.weight"),
-        _same(m, h, "final_layernorm.weight", "shared_head.norm.weight"),
+        Rule(f"{m}eh_proj.weight", names.eh_proj),
+        Rule(f"{m}enorm.weight", Rename(names.enorm)),
+        Rule(f"{m}hnorm.weight", Rename(names.hnorm)),
+        Rule(f"{m}final_layernorm.weight", Rename(names.final)),
     )
     inner = tuple(
-        rule for child in MTP_CHILDREN for part in parts for rule in part(f"{m}{child}.", h)
+        rule
+        for child in MTP_CHILDREN
+        for part in parts
+        for rule in part(f"{m}{child}.", names.inner)
     )
     return own + inner
 
@@ -62,11 +108,26 @@ def pre_norms(m: str, h: str) -> tuple[Rule, ...]:
     )
 
 
+def sandwich_norms(m: str, h: str) -> tuple[Rule, ...]:
+    """GLM-4's norms behind attention and behind the MLP."""
+    names = ("post_self_attn_layernorm.weight", "post_mlp_layernorm.weight")
+    return tuple(_same(m, h, name, name) for name in names)
+
+
 def grouped_attention(m: str, h: str) -> tuple[Rule, ...]:
     """Attention with query groups; biases where a model has them."""
+    return _attention(m, h, QkvSplit)
+
+
+def gated_attention(m: str, h: str) -> tuple[Rule, ...]:
+    """Attention with query groups whose output a second half of the queries gates."""
+    return _attention(m, h, GatedQkvSplit)
+
+
+def _attention(m: str, h: str, split_by: Callable[[str, str, str], Kind]) -> tuple[Rule, ...]:
     fused, out = f"{m}self_attention.linear_qkv", f"{h}self_attn."
     split = tuple(
-        Rule(f"{fused}.{p}", QkvSplit(f"{out}q_proj.{p}", f"{out}k_proj.{p}", f"{out}v_proj.{p}"))
+        Rule(f"{fused}.{p}", split_by(f"{out}q_proj.{p}", f"{out}k_proj.{p}", f"{out}v_proj.{p}"))
         for p in ("weight", "bias")
     )
     return (
@@ -83,6 +144,17 @@ def qk_norms(m: str, h: str) -> tuple[Rule, ...]:
         _same(m, h, "self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
         _same(m, h, "self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
     )
+
+
+def full_norms(m: str, h: str) -> tuple[Rule, ...]:
+    """MiniMax's norms over all heads, under the names of its own attention module too."""
+    names = ("q_norm.weight", "k_norm.weight")
+    return tuple(_same(m, h, f"self_attention.{name}", f"self_attn.{name}") for name in names)
+
+
+def sinks(m: str, h: str) -> tuple[Rule, ...]:
+    """One learned logit per query head, which takes attention from the tokens."""
+    return (_same(m, h, "self_attention.core_attention.softmax_offset", "self_attn.sinks"),)
 
 
 def latent_attention(m: str, h: str) -> tuple[Rule, ...]:
@@ -122,33 +194,12 @@ def dense_mlp(m: str, h: str) -> tuple[Rule, ...]:
     )
 
 
-def experts(m: str, h: str) -> tuple[Rule, ...]:
-    """Router and experts, grouped (`weight{e}`) or sequential (`local_experts.{e}`)."""
-    own, out = f"{m}mlp.experts.", f"{h}mlp.experts.{{e}}."
-    up = Stacked((f"{out}gate_proj.weight", f"{out}up_proj.weight"))
-    down = Rename(f"{out}down_proj.weight")
+def fused_mlp(m: str, h: str) -> tuple[Rule, ...]:
+    """GLM-4's dense MLP: gate and up stay one tensor."""
     return (
-        _same(m, h, "mlp.router.weight", "mlp.gate.weight"),
-        Rule(f"{own}linear_fc1.weight{{e}}", up),
-        Rule(f"{own}linear_fc2.weight{{e}}", down),
-        Rule(f"{own}local_experts.{{e}}.linear_fc1.weight", up),
-        Rule(f"{own}local_experts.{{e}}.linear_fc2.weight", down),
-    )
-
-
-def router_bias(m: str, h: str) -> tuple[Rule, ...]:
-    """The bias that balances experts, fp32 and nothing else: bf16 picks others (sglang#31213)."""
-    bias = Rename(f"{h}mlp.gate.e_score_correction_bias", dtype="F32")
-    return (Rule(f"{m}mlp.router.expert_bias", bias),)
-
-
-def shared_experts(m: str, h: str) -> tuple[Rule, ...]:
-    """Experts that see every token, under DeepSeek's plural name."""
-    own, out = f"{m}mlp.shared_experts.", f"{h}mlp.shared_experts."
-    fused = Stacked((f"{out}gate_proj.weight", f"{out}up_proj.weight"))
-    return (
-        Rule(f"{own}linear_fc1.weight", fused),
-        _same(m, h, "mlp.shared_experts.linear_fc2.weight", "mlp.shared_experts.down_proj.weight"),
+        Rule(f"{m}mlp.linear_fc1.weight", Rename(f"{h}mlp.gate_up_proj.weight", blocks=2)),
+        _same(m, h, "mlp.linear_fc2.weight", "mlp.down_proj.weight"),
+        _same(m, h, "mlp.linear_fc1.layer_norm_weight", "post_attention_layernorm.weight"),
     )
 
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from ...schemas.errors import ConfigError, CoverageError, UnknownFamilyError
 from ...schemas.layout import Layout
+from .dims import text_config
 from .family import Family, Table
 
 _PREFIX = "family_"
@@ -48,7 +49,7 @@ def family_of(config: Mapping[str, object], name: str = "") -> Family:
 
     Args:
         config: the origin checkpoint's config.json.
-        name: a family's name; empty to go by the config's `model_type`.
+        name: a family's name; empty to go by the config's `model_type`, or its `text_config`'s.
 
     Raises:
         UnknownFamilyError: nobody serves it; the message lists all families.
@@ -59,7 +60,8 @@ def family_of(config: Mapping[str, object], name: str = "") -> Family:
         asked = f"family {name!r}"
     else:
         model_type = config.get("model_type")
-        table = next((t for t in known.values() if model_type in t.model_types), None)
+        inner = text_config(config).get("model_type")
+        table = _serving(known, model_type) or _serving(known, inner)
         asked = f"model_type {model_type!r}"
     if table is None:
         raise UnknownFamilyError(
@@ -67,6 +69,10 @@ def family_of(config: Mapping[str, object], name: str = "") -> Family:
             next_step="name a family whose algebra is the same, or add its table",
         )
     return Family(table, config)
+
+
+def _serving(known: Mapping[str, Table], model_type: object) -> Table | None:
+    return next((table for table in known.values() if model_type in table.model_types), None)
 
 
 def family_for(layouts: Sequence[Layout], config: Mapping[str, object], name: str = "") -> Family:

@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
-from . import blocks
+from .blocks import LATENT_PAIRS
 from .family import Table
+from .family_deepseek_v3 import RULES
 
-LAYER = (
-    blocks.pre_norms,
-    blocks.latent_attention,
-    blocks.dense_mlp,
-    blocks.experts,
-    blocks.router_bias,
-    blocks.shared_experts,
-)
-
-TABLE = Table(
-    name="glm4_moe_lite",
-    model_types=("glm4_moe_lite",),
-    rules=blocks.outer(mtp_copies=True) + blocks.decoder(*LAYER) + blocks.mtp(*LAYER),
-    pairs=blocks.LATENT_PAIRS,
-)
+TABLE = Table(name="glm4_moe_lite", model_types=("glm4_moe_lite",), rules=RULES, pairs=LATENT_PAIRS)

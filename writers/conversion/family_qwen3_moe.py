@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .blocks import decoder, dense_mlp, experts, grouped_attention, outer, pre_norms, qk_norms
+from .blocks import decoder, dense_mlp, grouped_attention, outer, pre_norms, qk_norms
+from .blocks_experts import experts
 from .family import Table
 
 TABLE = Table(
