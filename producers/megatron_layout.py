@@ -50,16 +50,24 @@ class RankRecord:
     first_expert: int = 0
 
 
-def is_copy(name: str, tensor: TensorRecord, chunk: ChunkRecord) -> bool:
-    """Whether the tensor only repeats one that another stage holds.
+_EMBEDDING = "embedding.word_embeddings.weight"
+_HEAD = "output_layer.weight"
 
-    Under pipeline parallelism a tied model keeps a second embedding on the last stage, under the
-    name output_layer.weight, and an MTP stage keeps one under the embedding's own name. The first
-    stage's embedding is the real one: the copies are in the layout, owned by nobody.
+
+def original_of(name: str, tensor: TensorRecord, chunk: ChunkRecord) -> str | None:
+    """The name of the tensor that this one only repeats, or None for a tensor in its own right.
+
+    Under pipeline parallelism a tied model keeps its embedding a second time on the last stage,
+    under the name output_layer.weight, and an MTP stage keeps one under the embedding's own name.
+    The first stage's embedding is the real one and has the owner. The copies are in the layout as
+    what they are, parts of the embedding that this rank does not own.
     """
-    embedding = name.endswith("embedding.word_embeddings.weight") and not chunk.pre_process
-    head = name.endswith("output_layer.weight") and chunk.tied
-    return tensor.shared or embedding or head
+    if name.endswith(_EMBEDDING):
+        return name if tensor.shared or not chunk.pre_process else None
+    if name.endswith(_HEAD):
+        copy = tensor.shared or chunk.tied
+        return name.removesuffix(_HEAD) + _EMBEDDING if copy else None
+    return name if tensor.shared else None
 
 
 def build_layout(
@@ -85,7 +93,8 @@ def build_layout(
             except NoPartitionError as trouble:
                 troubles.append(f"{tensor.name} {tuple(tensor.shape)}: {trouble}")
                 continue
-            found.append((name, tensor, part, is_copy(name, tensor, chunk)))
+            original = original_of(name, tensor, chunk)
+            found.append((original or name, tensor, part, original is not None))
     _refuse(troubles, rank)
     _refuse_doubles(found, rank)
     return Layout(

@@ -137,13 +137,9 @@ class TinyTrainer:
 def set_values_by_name(models: list[Any], config: Any) -> None:
     """Give every parameter the value that belongs to its global name."""
     layout, getters = read_layout(models, config)
-    tied = any(model.share_embeddings_and_output_weights for model in models)
     with torch.no_grad():
         for tensor, getter in zip(layout.tensors, getters, strict=True):
-            # Under pipeline parallelism a tied model has its embedding a second time, as the head.
-            copy = tied and tensor.name == "output_layer.weight"
-            name = "embedding.word_embeddings.weight" if copy else tensor.name
-            whole = value_of(name, tensor.whole_shape, _DTYPES[tensor.dtype])
+            whole = value_of(tensor.name, tensor.whole_shape, _DTYPES[tensor.dtype])
             getter().copy_(cut_whole(whole, tensor.part))
 
 

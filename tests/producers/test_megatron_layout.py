@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from support.megatron_fixtures import (
@@ -95,17 +96,21 @@ def test_the_second_embedding_of_an_mtp_stage_is_owned_by_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    "copy",
+    ("local", "chunk"),
     [
         ("output_layer.weight", ChunkRecord((), pre_process=False, tied=True)),
         ("embedding.word_embeddings.weight", ChunkRecord((), pre_process=False)),
     ],
 )
-def test_copies_are_known_without_megatrons_mark(copy: tuple[str, ChunkRecord]) -> None:
-    name, chunk = copy
-    record = TensorRecord(name, "F32", (8, 8))
-    chunk = ChunkRecord((record,), {}, chunk.pre_process, chunk.tied)
-    assert [tensor.owned for tensor in build_layout([chunk], ONE, SIZES).tensors] == [False]
+@pytest.mark.parametrize("prefix", ["", "language_model."])
+def test_a_copy_of_the_embedding_is_a_part_of_it_that_is_not_owned(
+    prefix: str, local: str, chunk: ChunkRecord
+) -> None:
+    record = TensorRecord(prefix + local, "F32", (8, 8))
+    [tensor] = build_layout([replace(chunk, tensors=(record,))], ONE, SIZES).tensors
+    assert tensor.name == prefix + "embedding.word_embeddings.weight"
+    assert tensor.local_name == prefix + local
+    assert not tensor.owned
 
 
 def test_a_head_of_its_own_is_no_copy() -> None:
