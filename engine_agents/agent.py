@@ -181,6 +181,7 @@ class Agent:
         """Nothing to change: is the engine still what it was?"""
         if await self._activation.attend():
             _log.info("the engine holds %s now", self.serving)
+            self._machine.settle(AgentState.RESUMED)
             self._targets.forgive()
         if self._activation.unknown:
             await self._activation.recover()

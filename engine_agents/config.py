@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 from pydantic import Field
 
 from ..schemas.base import Frozen, Seq, Token
-from ..schemas.errors import ConfigError, ManifestError
+from ..schemas.errors import ConfigError
 from .engine import PauseMode, Seconds
 
 
@@ -110,12 +110,3 @@ def _rename(path: str, rules: tuple[PathRule, ...]) -> str:
         if pure.is_relative_to(rule.there):
             return str(PurePosixPath(rule.here) / pure.relative_to(rule.there))
     return path
-
-
-def missing_directory(directory: Path) -> ManifestError:
-    """The error for a version directory that is not there."""
-    return ManifestError(
-        "the version directory does not exist on this machine",
-        where={"directory": directory},
-        next_step="mount the writers' folder here, or map its name (writer_paths)",
-    )

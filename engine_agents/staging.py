@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
+from ..schemas.errors import ManifestError
 from ..schemas.events import VersionComplete
 from ..schemas.manifest import Manifest
 from .activation import Holding
-from .config import AgentConfig, missing_directory
+from .config import AgentConfig
 from .labels import label_of
 from .tasks import finish
-from .verify import verify_version
+from .verify import Progress, verify_version
 
 
 class StagingCancelledError(Exception):
@@ -39,8 +42,6 @@ async def stage(
         ConfigError: the directory cannot be this machine's.
     """
     directory = config.local_directory(event.directory)
-    if not directory.is_dir():
-        raise missing_directory(directory)
     stop = threading.Event()
 
     def progress(done: int, total: int) -> None:
@@ -48,14 +49,7 @@ async def stage(
             raise StagingCancelledError(f"{done} of {total} bytes")
 
     reading = asyncio.ensure_future(
-        asyncio.to_thread(
-            verify_version,
-            directory,
-            event.manifest_digest,
-            progress,
-            expected_version=event.version,
-            threads=config.verify_threads,
-        )
+        asyncio.to_thread(_read, directory, event, progress, config.verify_threads)
     )
     watching = asyncio.ensure_future(outdated())
     try:
@@ -73,6 +67,22 @@ async def stage(
         label=label_of(event.version),
         directory=directory,
         manifest_digest=event.manifest_digest,
+    )
+
+
+def _read(directory: Path, event: VersionComplete, progress: Progress, threads: int) -> Manifest:
+    if not os.path.isdir(directory):  # noqa: PTH112 - Path.is_dir raises on folders without access
+        raise ManifestError(
+            "the version directory does not exist on this machine, or cannot be read",
+            where={"directory": directory},
+            next_step="mount the writers' folder here, or map its name (writer_paths)",
+        )
+    return verify_version(
+        directory,
+        event.manifest_digest,
+        progress,
+        expected_version=event.version,
+        threads=threads,
     )
 
 

@@ -205,10 +205,13 @@ def _check_path(directory: Path, name: str) -> list[Problem]:
     if relative.is_absolute() or ".." in relative.parts or relative == PurePosixPath():
         return [Problem(ManifestError, "the path leads out of the version directory", name)]
     path = directory / relative
-    if not path.is_file():
-        return [Problem(ManifestError, "the file is missing", name)]
-    if not path.resolve().is_relative_to(directory.resolve()):
-        return [Problem(ManifestError, "the file is a link out of the version directory", name)]
+    try:
+        if not path.is_file():
+            return [Problem(ManifestError, "the file is missing", name)]
+        if not path.resolve().is_relative_to(directory.resolve()):
+            return [Problem(ManifestError, "the file is a link out of the version directory", name)]
+    except (OSError, ValueError) as error:
+        return [Problem(ManifestError, f"the path cannot be used: {error}", name)]
     return []
 
 

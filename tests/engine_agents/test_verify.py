@@ -211,6 +211,14 @@ def test_paths_out_of_the_directory(version: Path, path: str):
         verify_version(version)
 
 
+def test_a_path_that_is_none(version: Path):
+    manifest = manifest_of(version)
+    asset = manifest.assets[0].model_copy(update={"path": "a\0b"})
+    write_manifest(version, manifest.model_copy(update={"assets": (asset,)}))
+    with pytest.raises(ManifestError, match=r"the (path cannot be used|file is missing)"):
+        verify_version(version)
+
+
 def test_a_shard_called_dot_dot(version: Path):
     manifest = manifest_of(version)
     tables = (manifest.shards[0], manifest.shards[1].model_copy(update={"file": ".."}))
