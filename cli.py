@@ -19,7 +19,7 @@ from .bus.streams import StreamLimits
 from .demo.run import DemoKind, DemoOptions, run_demo
 from .engine_agents.agent import Agent
 from .engine_agents.config import AgentConfig, PathRule
-from .engine_agents.engine import PauseMode
+from .engine_agents.engine import EngineDeadlines, PauseMode
 from .engine_agents.sglang import SglangEngine
 from .engine_agents.verify import verify_version
 from .producers.hf_folder import publish_hf_folder
@@ -246,6 +246,9 @@ def agent(
     engine_path: Annotated[
         list[str] | None, typer.Option(help="HERE=THERE: a folder here under the engine's name.")
     ] = None,
+    load_deadline_s: Annotated[
+        float, typer.Option(min=1.0, help="The longest that the engine's load call may take.")
+    ] = 1800.0,
     api_key: Annotated[
         str | None, typer.Option(envvar="WEIGHTBUS_ENGINE_API_KEY", help="Bearer token.")
     ] = None,
@@ -268,7 +271,8 @@ def agent(
             connected = await stack.enter_async_context(
                 await NatsBus.connect(_config(bus, f"agent-{config.engine_name}"))
             )
-            sglang = SglangEngine(engine, api_key=api_key)
+            deadlines = EngineDeadlines(load_s=load_deadline_s)
+            sglang = SglangEngine(engine, deadlines=deadlines, api_key=api_key)
             stack.push_async_callback(sglang.close)
             service = Agent(connected, sglang, config)
             stack.enter_context(
@@ -328,8 +332,11 @@ def verify(
         with byte_progress("verify") as progress:
             manifest = verify_version(version_dir, progress=progress.update, threads=threads)
     except WeightbusError as error:
+        if as_json:
+            screen.print_json(json.dumps({"whole": False, "error": str(error)}))
         raise fail(error) from error
     facts = {
+        "whole": True,
         "version": str(manifest.version),
         "family": manifest.family,
         "shards": len(manifest.shards),

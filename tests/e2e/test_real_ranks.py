@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from support.e2e_pipeline import RUN_ID, logits_difference, running_writers, train
 from weightbus.bus.server import EmbeddedServer
+from weightbus.demo.megatron_cpu.origin import make_origin
 from weightbus.demo.megatron_cpu.sizes import TinyRun
 from weightbus.engine_agents.verify import verify_version
 from weightbus.schemas.events import VersionKey
@@ -34,8 +35,9 @@ async def test_the_version_is_the_model_that_was_trained(
 ) -> None:
     run, family = CASES[name]
     root = tmp_path / "versions"
+    origin = make_origin(tmp_path / "origin", run, architecture=family)
     async with running_writers(nats_server, root):
-        logits = await train(nats_server, tmp_path, run, versions=2, architecture=family)
+        logits = await train(nats_server, tmp_path, run, origin=origin, versions=2)
     differences: list[float] = []
     for version in (1, 2):
         key = VersionKey(run_id=RUN_ID, attempt=1, weight_version=version)

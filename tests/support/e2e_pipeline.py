@@ -13,7 +13,6 @@ import torch
 import transformers
 from weightbus.bus.nats_bus import NatsBus
 from weightbus.bus.server import EmbeddedServer
-from weightbus.demo.megatron_cpu.origin import make_origin
 from weightbus.demo.megatron_cpu.sizes import TinyRun
 from weightbus.demo.processes import Child
 from weightbus.writers.config import WriterConfig
@@ -49,18 +48,20 @@ async def train(
     folder: Path,
     run: TinyRun,
     *,
+    origin: Path,
+    first: int = 1,
     versions: int = 1,
-    architecture: str = "deepseek_v3",
+    learning_rate: float = 1e-2,
 ) -> Path:
     """Train, publish and wait for each version's completion; returns the folder of logits."""
-    origin = make_origin(folder / "origin", run, architecture=architecture)
     world = max(run.tp * run.pp, run.ep * run.expert_tp * run.pp)
     arguments = [
         "-m", "torch.distributed.run", "--nproc-per-node", str(world),
         "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
         "-m", "weightbus.demo.megatron_cpu.train", *run.arguments(),
         "--url", server.url, "--run-id", RUN_ID, "--hf-checkpoint", str(origin),
-        "--versions", str(versions), "--out", str(folder / "logits"), "--wait",
+        "--first", str(first), "--versions", str(versions), "--out", str(folder / "logits"),
+        "--learning-rate", str(learning_rate), "--wait",
     ]  # fmt: skip
     child = await Child.start("ranks", arguments, folder / "ranks.log", {"OMP_NUM_THREADS": "1"})
     try:
