@@ -41,12 +41,13 @@ from weightbus.schemas.events import ChunkReady, VersionKey
 CASES = {
     "qwen3-tp2-pp2": TinyRun("qwen3", tp=2, pp=2),
     "qwen3-pp2-vpp2-dp2": TinyRun("qwen3", pp=2, vpp=2),
+    "qwen3-bf16-dp4": TinyRun("qwen3", bf16=True),
+    # The stand-ins for TransformerEngine's names stay in the process: local specs come first.
     "qwen3-tp2-pp2-tied": TinyRun("qwen3", tp=2, pp=2, tied=True, spec="te"),
     "qwen3moe-ep2-dp4": TinyRun("qwen3moe", ep=2, etp=1, grouped=True, spec="te"),
     "mla-tp2-ep2-sp": TinyRun("mla", tp=2, ep=2, etp=1, sp=True, grouped=True, spec="te"),
     "mla-tp2-etp2-sp": TinyRun("mla", tp=2, etp=2, sp=True, spec="te"),
     "mla-pp2-mtp": TinyRun("mla", pp=2, mtp=1, grouped=True, spec="te"),
-    "qwen3-bf16-dp4": TinyRun("qwen3", bf16=True),
 }
 TALKING = (
     "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "all_gather_object",
