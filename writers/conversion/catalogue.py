@@ -7,6 +7,7 @@ import pkgutil
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
+from typing import cast
 
 from ...schemas.errors import ConfigError, CoverageError, UnknownFamilyError
 from ...schemas.layout import Layout
@@ -61,7 +62,7 @@ def family_of(config: Mapping[str, object], name: str = "") -> Family:
     else:
         model_type = config.get("model_type")
         inner = text_config(config).get("model_type")
-        table = _serving(known, model_type) or _serving(known, inner)
+        table = _serving(known, model_type) or _serving(known, inner) or _building(known, config)
         asked = f"model_type {model_type!r}"
     if table is None:
         raise UnknownFamilyError(
@@ -73,6 +74,14 @@ def family_of(config: Mapping[str, object], name: str = "") -> Family:
 
 def _serving(known: Mapping[str, Table], model_type: object) -> Table | None:
     return next((table for table in known.values() if model_type in table.model_types), None)
+
+
+def _building(known: Mapping[str, Table], config: Mapping[str, object]) -> Table | None:
+    given = config.get("architectures")
+    wanted = cast("list[object]", given) if isinstance(given, list) else []
+    return next(
+        (t for t in known.values() if any(name in wanted for name in t.architectures)), None
+    )
 
 
 def family_for(layouts: Sequence[Layout], config: Mapping[str, object], name: str = "") -> Family:

@@ -73,6 +73,8 @@ class Table:
         unwritten: endings of HF names that a checkpoint may hold and no version needs, each with
             its reason.
         derived_head_dim: see Dims.
+        architectures: values of config.json's `architectures` that it serves where the model_type
+            says nothing.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Table:
     pairs: tuple[tuple[str, ...], ...] = ()
     unwritten: tuple[tuple[str, str], ...] = ()
     derived_head_dim: bool = False
+    architectures: tuple[str, ...] = ()
 
 
 class Family:

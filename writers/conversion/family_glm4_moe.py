@@ -19,4 +19,5 @@ TABLE = Table(
     name="glm4_moe",
     model_types=("glm4_moe",),
     rules=blocks.outer(mtp_copies=True) + blocks.decoder(*LAYER) + blocks.mtp(*LAYER),
+    derived_head_dim=True,
 )

@@ -11,4 +11,5 @@ TABLE = Table(
     model_types=("minimax_m2",),
     rules=outer()
     + decoder(pre_norms, grouped_attention, qk_norms, full_norms, block_sparse_experts),
+    architectures=("MiniMaxM2ForCausalLM",),
 )
