@@ -8,17 +8,19 @@ from dataclasses import dataclass
 
 from ..bus.events import publish_event
 from ..bus.interface import Bus, SubjectTakenError
-from ..schemas.errors import VersionConflictError
+from ..schemas.errors import VersionConflictError, WeightbusError
 from ..schemas.events import (
     ChunkReady,
     ChunkTensor,
     Location,
     ProducerSealed,
+    VersionAborted,
     VersionKey,
     VersionOpened,
 )
 from .chunks import ChunkPlan
 
+_MAX_MESSAGE = 8000  # below the limit of the event's field, in characters
 IN_FLIGHT = 8
 """Chunk events that may wait for the server's disk at once."""
 
@@ -105,6 +107,16 @@ async def announce(
     )
     await _once(bus, sealed, timeout_s)
     return True
+
+
+def aborted_by(rank: int, version: VersionKey, reason: WeightbusError) -> VersionAborted:
+    """The outcome of a version that one of its producers gives up."""
+    return VersionAborted(
+        version=version,
+        error=type(reason).__name__,
+        message=str(reason)[:_MAX_MESSAGE],
+        by=f"producer {rank}",
+    )
 
 
 def _chunk_ready(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -63,6 +64,16 @@ class Trainer:
                 where={"run_id": self.run_id, "attempt": attempt},
                 next_step="use letters, digits, `_` and `-` (at most 64) for the run_id",
             ) from error
+
+
+def origin_of(hf_checkpoint: str | Path) -> str:
+    """How the attempt's opening names the origin checkpoint.
+
+    A folder becomes its absolute path, since writers run in other working directories; the name of
+    a model on a hub stays what it is (writers are then told the folder by their own option).
+    """
+    path = Path(hf_checkpoint)
+    return str(path.resolve()) if path.exists() else str(hf_checkpoint)
 
 
 async def open_attempt(

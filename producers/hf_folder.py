@@ -10,16 +10,18 @@ import asyncio
 import os
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..bus.events import end_version
 from ..bus.interface import Bus
 from ..schemas.digest import Hasher
-from ..schemas.errors import SourceTruncatedError
+from ..schemas.errors import SourceTruncatedError, WeightbusError
 from ..schemas.events import VersionKey
 from ..schemas.hf_folder import FolderTensor, read_folder
 from ..schemas.layout import Layout, LocalTensor, ParallelRank
-from .announce import Announcement, announce
+from .announce import Announcement, aborted_by, announce
 from .attempts import Trainer, open_attempt, publish_layout
 from .chunks import CHUNK_BYTES, ChunkPlan, Placed, plan_chunks
 
@@ -108,7 +110,7 @@ async def publish_hf_folder(
 
     Raises:
         OriginError, ShardCorruptError, ConfigError: as `plan_folder`.
-        SourceTruncatedError: a file became shorter meanwhile.
+        SourceTruncatedError: a file became shorter meanwhile; the version is aborted.
         VersionConflictError: another trainer holds the attempt.
         BusUnavailableError: no answer in time.
     """
@@ -126,7 +128,14 @@ async def publish_hf_folder(
         chunks=[(path.as_uri(), 0, chunk) for path, chunk in plan.chunks],
         digests=lambda chunk: hash_chunk(files[chunk.number], chunk),
     )
-    await announce(bus, part, timeout_s=timeout_s, on_chunk=on_chunk)
+    try:
+        await announce(bus, part, timeout_s=timeout_s, on_chunk=on_chunk)
+    except WeightbusError as error:
+        # Nobody will seal it: do not let writers wait for that.
+        aborted = aborted_by(_RANK, key, error)
+        with suppress(WeightbusError):
+            await end_version(bus, aborted, timeout_s=timeout_s)
+        raise
     return key
 
 

@@ -21,7 +21,7 @@ from ..bus.subjects import outcomes_filter
 from ..schemas.digest import digest_of
 from ..schemas.errors import BusClosedError, PublishError, WeightbusError
 from ..schemas.events import Outcome, VersionAborted, VersionComplete, VersionKey
-from .announce import Announcement, announce
+from .announce import Announcement, aborted_by, announce
 from .bus_thread import BusThread
 from .chunks import ChunkPlan
 from .handle import PublishHandle
@@ -30,7 +30,6 @@ from .staging import Slot, StagingArena
 _log = logging.getLogger("weightbus.producers")
 _RETRY_S = 0.5
 _MAX_RETRY_S = 10.0
-_MAX_MESSAGE = 8000
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,7 @@ class InFlight:
                     end_version(self._bus.bus, aborted, timeout_s=timeout_s),
                     timeout_s=timeout_s + 1.0,
                 )
-                version.handle.set_outcome(outcome)
+                self._on_outcome(outcome)
             version.handle.fail(reason)
         self._follower.cancel()
 
@@ -206,12 +205,7 @@ class InFlight:
                 self._on_outcome(outcome)
 
     def _aborted(self, version: _Version, reason: WeightbusError) -> VersionAborted:
-        return VersionAborted(
-            version=version.handle.version,
-            error=type(reason).__name__,
-            message=str(reason)[:_MAX_MESSAGE],
-            by=f"producer {self._producer.rank}",
-        )
+        return aborted_by(self._producer.rank, version.handle.version, reason)
 
     async def _follow(self) -> None:
         """See the outcomes of this attempt's versions, for ever."""

@@ -22,7 +22,7 @@ from ..schemas.errors import (
     WeightbusError,
 )
 from ..schemas.layout import Layout, ParallelRank
-from .attempts import Trainer, open_attempt
+from .attempts import Trainer, open_attempt, origin_of
 from .bus_thread import BusSource, BusThread, bus_thread_of
 from .megatron_layout import ChunkRecord, RankRecord, TensorRecord, build_layout
 from .megatron_partition import ModelSizes, PartitionRule
@@ -94,7 +94,7 @@ class MegatronPublisher(VersionPublisher):
             _refuse_stale(model_chunks)
         layout, getters = read_layout(model_chunks, transformer_config, partition_rules)
         producers = torch.distributed.get_world_size()
-        trainer = Trainer(run_id, producers, "megatron", str(hf_checkpoint), family)
+        trainer = Trainer(run_id, producers, "megatron", origin_of(hf_checkpoint), family)
         trainer.opening(0)  # a run_id that cannot be is refused before anything is opened
         thread, owns = bus_thread_of(bus, connect_timeout_s=times.start_s)
         try:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from ..schemas.errors import LayoutError, MissingDependencyError
 from ..schemas.hf_folder import read_folder
 from ..schemas.layout import Layout, LocalTensor, ParallelRank
-from .attempts import Trainer, open_attempt
+from .attempts import Trainer, open_attempt, origin_of
 from .bus_thread import BusSource, bus_thread_of
 from .publisher import DEFAULT_STAGING, DEFAULT_TIMES, PublisherTimes, VersionPublisher
 from .staging import StagingConfig
@@ -55,7 +55,7 @@ class TorchModulePublisher(VersionPublisher):
         times: PublisherTimes = DEFAULT_TIMES,
     ) -> None:
         layout, getters = read_module(model, Path(hf_checkpoint))
-        trainer = Trainer(run_id, 1, "hf", str(hf_checkpoint))
+        trainer = Trainer(run_id, 1, "hf", origin_of(hf_checkpoint))
         trainer.opening(0)  # a run_id that cannot be is refused before anything is opened
         thread, owns = bus_thread_of(bus, connect_timeout_s=times.start_s)
         try:

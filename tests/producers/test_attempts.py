@@ -1,8 +1,10 @@
 """Attempts: numbers, other trainers, run names."""
 
+from pathlib import Path
+
 import pytest
 from weightbus.bus.memory import MemoryBus, MemoryServer
-from weightbus.producers.attempts import Trainer, open_attempt
+from weightbus.producers.attempts import Trainer, open_attempt, origin_of
 from weightbus.schemas.errors import ConfigError, VersionConflictError
 
 
@@ -52,3 +54,12 @@ async def test_a_run_id_that_no_subject_can_carry_is_refused(run_id: str) -> Non
         with pytest.raises(ConfigError, match="cannot be announced") as caught:
             await open_attempt(bus, _trainer(run_id))
         assert "letters, digits" in caught.value.next_step
+
+
+def test_an_origin_folder_is_named_by_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "origin").mkdir()
+    assert origin_of("origin") == str(tmp_path / "origin")
+    assert origin_of("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"

@@ -11,10 +11,17 @@ import pytest
 from safetensors.numpy import save_file
 from support.staging_publishers import of, published, read_chunk
 from weightbus.bus.memory import MemoryBus, MemoryServer
+from weightbus.producers.chunks import ChunkPlan
 from weightbus.producers.hf_folder import hash_chunk, plan_folder, publish_hf_folder
 from weightbus.schemas.digest import digest_of
 from weightbus.schemas.errors import OriginError, SourceTruncatedError
-from weightbus.schemas.events import AttemptOpened, ChunkReady, ProducerSealed, VersionOpened
+from weightbus.schemas.events import (
+    AttemptOpened,
+    ChunkReady,
+    ProducerSealed,
+    VersionAborted,
+    VersionOpened,
+)
 from weightbus.schemas.layout import Layout
 
 TENSORS = {
@@ -90,6 +97,22 @@ def test_a_file_that_became_shorter_is_named(folder: Path) -> None:
     with pytest.raises(SourceTruncatedError, match=r"the file ends at byte \d+") as caught:
         hash_chunk(path, chunk)
     assert caught.value.where == {"file": path}
+
+
+async def test_a_version_that_cannot_be_read_to_its_end_is_aborted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(path: Path, chunk: ChunkPlan) -> list[str]:
+        raise SourceTruncatedError("the file ends", where={"file": path, "chunk": chunk.number})
+
+    monkeypatch.setattr("weightbus.producers.hf_folder.hash_chunk", cut)
+    server = MemoryServer()
+    async with await MemoryBus.connect(server) as bus:
+        with pytest.raises(SourceTruncatedError):
+            await publish_hf_folder(folder, "run", bus, 0)
+    [aborted] = of(published(server), VersionAborted)
+    assert (aborted.error, aborted.by) == ("SourceTruncatedError", "producer 0")
+    assert of(published(server), ProducerSealed) == []
 
 
 async def test_a_folder_without_weights_opens_no_attempt(tmp_path: Path) -> None:

@@ -255,6 +255,18 @@ def test_close_waits_aborts_and_removes(
         publisher.publish(2)
 
 
+def test_close_without_a_bus_still_removes_the_arena(
+    server: MemoryServer, source: BytesSource, staging: StagingConfig, tmp_path: Path
+) -> None:
+    publisher = make_publisher(server, source, staging)
+    server.pause()
+    handle = publisher.publish(1)
+    publisher.close()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises((PublishError, BusUnavailableError)):
+        handle.result(0.0)
+
+
 def test_close_leaves_a_complete_version_alone(
     server: MemoryServer, source: BytesSource, staging: StagingConfig
 ) -> None:
