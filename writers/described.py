@@ -154,8 +154,12 @@ def described_layouts(
 
 def _check(parallel: Parallel, config: ModelConfig) -> None:
     experts = config.dims.experts if config.structure.moe else 1
-    if parallel.ep > 1 and experts % parallel.ep:
-        raise ConfigError(f"{experts} experts cannot be shared out to ep={parallel.ep}")
+    if experts % parallel.ep:
+        what = f"{experts} experts" if config.structure.moe else "a model without experts"
+        raise ConfigError(
+            f"{what} cannot be shared out to ep={parallel.ep}",
+            next_step="choose an expert-parallel size that divides the number of experts",
+        )
     if parallel.stage_ranks % (parallel.etp * parallel.ep):
         raise ConfigError(
             f"a stage of tp * dp = {parallel.stage_ranks} ranks is no multiple of "
