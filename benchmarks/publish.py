@@ -115,10 +115,11 @@ def measure(gib: float, folder: Path) -> None:
     print(f"  one memcpy                  {copy * 1e3:8.1f} ms  {nbytes / copy / 1e9:6.1f} GB/s")
     for used, seconds in blocked.items():
         block = statistics.median(seconds[1:])
-        verdict = "within" if block / copy <= LIMIT else "OVER"
+        # One thread is like for like; more need cores that nobody else uses.
+        verdict = "" if used > 1 else f", {'within' if block / copy <= LIMIT else 'OVER'} {LIMIT}"
         print(
             f"  publish(), {used} torch thread{'s' if used > 1 else ' '}  {block * 1e3:8.1f} ms  "
-            f"{nbytes / block / 1e9:6.1f} GB/s   ratio {block / copy:4.2f}, {verdict} {LIMIT}"
+            f"{nbytes / block / 1e9:6.1f} GB/s   ratio {block / copy:4.2f}{verdict}"
         )
     print(f"  durable after               {statistics.median(durable) * 1e3:8.1f} ms")
 
