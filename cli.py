@@ -28,14 +28,28 @@ from .tools.board import read_board
 from .tools.bus_report import BusReport, bus_report
 from .tools.metrics import metrics_endpoint
 from .tools.progress import byte_progress
-from .tools.running import FAILED, BusSettings, ended, fail, log_to_stderr, run, screen, serve
+from .tools.running import (
+    FAILED,
+    BusSettings,
+    configured,
+    ended,
+    fail,
+    log_to_stderr,
+    run,
+    screen,
+    serve,
+)
 from .tools.status import render, to_json
 from .tools.waiting import wait_for_outcome
 from .writers.config import WriterConfig
 from .writers.service import Writer
 
 app = typer.Typer(
-    name="weightbus", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+    name="weightbus",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
 )
 bus_app = typer.Typer(no_args_is_help=True, help="The server, its streams and its bucket.")
 app.add_typer(bus_app, name="bus")
@@ -209,7 +223,8 @@ def writer(
     log_to_stderr(log_level)
 
     async def work() -> None:
-        config = WriterConfig(
+        config = configured(
+            WriterConfig,
             run_id=run_id, index=index, count=count, root=root, origin=origin,
             max_shard_bytes=int(max_shard_gib * 2**30), durable=durable,
             missing="omit" if missing is Missing.OMIT else "refuse",
@@ -261,7 +276,8 @@ def agent(
     log_to_stderr(log_level)
 
     async def work() -> None:
-        config = AgentConfig(
+        config = configured(
+            AgentConfig,
             run_id=run_id, engine_name=name if name else engine_name_of(engine),
             pause_mode=pause_mode, versions_root=versions_root,
             writer_paths=tuple(map(_path_rule, writer_path if writer_path is not None else ())),

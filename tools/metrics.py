@@ -5,11 +5,13 @@ Small on purpose: counters of finished work, read from the role's own numbers wh
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 
 from ..schemas.errors import ConfigError, MissingDependencyError
 
+_log = logging.getLogger(__name__)
 Numbers = Callable[[], Mapping[str, float]]
 """Metric name -> value now; names end in `_total` for counters, in a unit for gauges."""
 
@@ -71,6 +73,7 @@ def metrics_endpoint(
             where={"host": host, "port": port},
             next_step="choose another --metrics-port, or 0",
         ) from error
+    _log.info("metrics on http://%s:%d/metrics", host, server.server_port)
     try:
         yield server.server_port
     finally:

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
+from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 from rich.console import Console
 
 from ..bus.config import BusConfig
 from ..bus.server import EmbeddedServer
-from ..schemas.errors import WeightbusError
+from ..schemas.errors import ConfigError, WeightbusError
 
 T = TypeVar("T")
+Model = TypeVar("Model", bound=BaseModel)
 _LOOK_S = 0.2
 
 FAILED = 1
@@ -49,6 +51,25 @@ class BusSettings(BaseSettings):
         urls = tuple((self.bus if url is None else url).split(","))
         fields = self.model_dump(exclude={"bus"})
         return BusConfig(url=urls, name=name, **fields)
+
+
+def configured(model: type[Model], **fields: Any) -> Model:
+    """A role's options from the command line.
+
+    Raises:
+        ConfigError: options that break a rule of the model; each is named.
+    """
+    try:
+        return model(**fields)
+    except ValidationError as error:
+        wrong = [
+            ".".join(map(str, one["loc"])) + (": " if one["loc"] else "") + one["msg"]
+            for one in error.errors()
+        ]
+        raise ConfigError(
+            f"these options cannot work: {'; '.join(wrong)}",
+            next_step="see the command's --help",
+        ) from error
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
