@@ -28,6 +28,7 @@ DEFAULT_VENV = REPOSITORY / ".venv-sglang"
 _SHIM = Path(__file__).resolve().parent / "shim"
 _INSTALL = "demo/sglang_cpu/install.sh"
 _POLL_S = 0.25
+_SHM = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives
 _GRACE_S = 10.0
 _PORT_TRIES = 3
 _LOG_TAIL_CHARS = 3000
@@ -143,6 +144,7 @@ class SglangServer:
         process, self._process = self._process, None
         if process is None:
             return
+        shared = _shared_memory_of(process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -150,6 +152,9 @@ class SglangServer:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(_GRACE_S)
+        # What ends by a signal leaves its shared memory behind.
+        for path in shared:
+            path.unlink(missing_ok=True)
 
     def _launch(self) -> None:
         command = [str(self._python), "-m", "sglang.launch_server"]
@@ -197,6 +202,22 @@ class SglangServer:
             where={"model": self._model, "log": self._log},
             next_step="read the whole log, or wait longer on a slower machine",
         )
+
+
+def _shared_memory_of(group: int) -> set[Path]:
+    """The files in /dev/shm that processes of a process group have mapped.
+
+    Found by inode: a named semaphore is mapped before it gets the name under which it stays.
+    """
+    inodes: set[int] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(folder.name)) == group:
+                maps = (folder / "maps").read_text().splitlines()
+                inodes |= {int(line.split()[4]) for line in maps if f" {_SHM}/" in line}
+        except (ProcessLookupError, FileNotFoundError, PermissionError):
+            continue
+    return {path for path in Path(_SHM).iterdir() if path.stat().st_ino in inodes}
 
 
 def _free_port() -> int:
