@@ -26,12 +26,18 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """The verdict: `differences` are reasons to refuse the version, `notes` are not."""
+    """The verdict: `differences` are reasons to refuse the version, `notes` are not.
+
+    `missing` is the policy for expected tensors that nobody produces, `copied` how many of the
+    targets come from the origin checkpoint by it.
+    """
 
     family: str
     producers: int
     sources: int
     targets: int
+    missing: MissingPolicy
+    copied: int
     differences: tuple[Difference, ...]
     notes: tuple[Difference, ...]
 
@@ -45,7 +51,8 @@ class Certificate:
         verdict = "holds" if self.ok else f"REFUSED: {len(self.differences)} differences"
         lines = [
             f"coverage certificate, family {self.family}: {self.sources} tensors of "
-            f"{self.producers} producers -> {self.targets} HF tensors: {verdict}",
+            f"{self.producers} producers -> {self.targets} HF tensors, {self.copied} of them "
+            f"copied (missing: {self.missing}): {verdict}",
             *(f"  {difference}" for difference in self.differences),
             *(f"  note: {note}" for note in self.notes),
         ]
@@ -101,16 +108,20 @@ def certify(
         OriginError: the config lacks a number that a rule needs.
     """
     found = survey(layouts, expectation, family, missing=missing, dtype=dtype)
-    return certificate_of(found, len(layouts), family.name)
+    return certificate_of(found, len(layouts), family.name, missing)
 
 
-def certificate_of(found: Survey, producers: int, family: str) -> Certificate:
+def certificate_of(
+    found: Survey, producers: int, family: str, missing: MissingPolicy
+) -> Certificate:
     """The certificate of a finished survey."""
     return Certificate(
         family=family,
         producers=producers,
         sources=len(found.wholes),
         targets=len(found.targets),
+        missing=missing,
+        copied=len(found.copies),
         differences=tuple(found.differences),
         notes=tuple(found.notes),
     )

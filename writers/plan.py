@@ -16,7 +16,7 @@ from .conversion.family import Conversion, Family
 from .conversion.kinds import Geometry
 from .expectation import Expectation
 from .plan_survey import DTypePolicy, MissingPolicy, Survey, survey
-from .plan_types import Group, Piece, Plan, Shard, Source, Target
+from .plan_types import BaseCopy, Group, Piece, Plan, Shard, Source, Target
 from .plan_wholes import Whole
 from .regions import Cut, cut_all, held_boxes, view_of
 from .shards import (
@@ -29,7 +29,7 @@ from .shards import (
     share_out,
 )
 
-FORMAT = "weightbus-plan-1"
+FORMAT = "weightbus-plan-2"
 """Part of every plan's digest; changes whenever the same input gives other bytes."""
 
 Key = tuple[int, int]
@@ -66,7 +66,7 @@ def build_plan(
         ConfigError: a writer count or shard size that cannot work.
     """
     found = survey(layouts, expectation, family, missing=missing, dtype=dtype)
-    certificate_of(found, len(layouts), family.name).require()
+    certificate_of(found, len(layouts), family.name, missing).require()
     tensors = {
         name: ShardTensor(
             name, target.dtype, target.shape, math.prod(target.shape) * ITEM_BYTES[target.dtype]
@@ -80,7 +80,7 @@ def build_plan(
     files = [
         file_of(tensors[name] for first in firsts for name in by_first[first]) for firsts in shared
     ]
-    return _assemble(found, groups, files, writers, family.name)
+    return _assemble(found, groups, files, writers, (family.name, missing))
 
 
 def _links(found: Survey, family: Family) -> list[tuple[str, ...]]:
@@ -111,7 +111,7 @@ def _assemble(
     groups: Sequence[tuple[str, ...]],
     files: Sequence[ShardFile],
     writers: int,
-    family: str,
+    choice: tuple[str, MissingPolicy],
 ) -> Plan:
     """Number targets in file order, cut the moves with the parts, and put the plan together."""
     numbers = _Numbers({}, {})
@@ -144,15 +144,20 @@ def _assemble(
         _group(number, names, [numbers.target[name] for name in names], targets)
         for number, names in enumerate(groups)
     )
+    copies = tuple(
+        BaseCopy(numbers.target[name], *found.copies[name])
+        for name in sorted(found.copies, key=numbers.target.__getitem__)
+    )
     return Plan(
-        digest=_digest(family, writers, sources, targets, shards),
-        family=family,
+        digest=_digest((*choice, writers), sources, targets, shards, copies),
+        family=choice[0],
         writers=writers,
         sources=sources,
         targets=tuple(targets),
         groups=made,
         shards=shards,
         total_size=sum(target.nbytes for target in targets),
+        copies=copies,
     )
 
 
@@ -241,15 +246,16 @@ def _cut(
 
 
 def _digest(
-    family: str,
-    writers: int,
+    choice: tuple[str, MissingPolicy, int],
     sources: dict[Key, Source],
     targets: Sequence[Target],
     shards: Sequence[Shard],
+    copies: Sequence[BaseCopy],
 ) -> str:
     """Over everything that decides a byte of the output, or who writes it."""
     hasher = Hasher()
-    hasher.update(f"{FORMAT}\n{family}\n{writers}\n".encode())
+    family, missing, writers = choice
+    hasher.update(f"{FORMAT}\n{family}\n{missing}\n{writers}\n".encode())
     dtypes: dict[DType, int] = {dtype: code for code, dtype in enumerate(sorted(ITEM_BYTES))}
     numbers = array("q")
     names: list[str] = []
@@ -277,4 +283,6 @@ def _digest(
     for shard in shards:
         hasher.update(f"\n{shard.file} {shard.writer} {shard.nbytes}\n".encode())
         hasher.update(shard.header)
+    for copy in copies:
+        hasher.update(f"\ncopy {copy.target} {copy.file} {copy.offset}\n".encode())
     return hasher.digest()

@@ -5,58 +5,21 @@ The certificate shows a survey to people; the plan is cut out of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, TypeAlias
 
-from ..schemas.dtypes import DType
 from ..schemas.errors import ConversionError, LayoutError
 from ..schemas.layout import Layout
-from .conversion.family import Conversion, Family
+from .conversion.family import Family
 from .conversion.kinds import Geometry
 from .expectation import Expectation
+from .plan_compare import compare
 from .plan_differences import Difference, DifferenceKind, difference
+from .plan_surveyed import DTypePolicy, MissingPolicy, Supply, Survey, Surveyed
 from .plan_wholes import Whole, blocks_of, collect
 from .regions import Cover, Grid, Move, cover_of, held_boxes, view_of
 
-MissingPolicy: TypeAlias = Literal["refuse", "omit"]
-"""Expected tensors that nobody produces: refuse the version, or leave them out of it."""
-
-DTypePolicy: TypeAlias = Literal["source", "exact"]
-"""`source`: a tensor has the dtype that the trainer publishes, and another float type than the
-origin's is noted. `exact`: a difference is refused. Where one side is no plain float (a quantized
-origin), a difference is always refused: config.json would not fit the files."""
-
-PLAIN_FLOATS: Final = frozenset({"F16", "BF16", "F32", "F64"})
-
-
-class Supply(NamedTuple):
-    """One whole tensor's contribution to one target: output `slot` of its conversion."""
-
-    whole: Whole
-    conversion: Conversion
-    slot: int
-
-
-@dataclass(slots=True)
-class Surveyed:
-    """One HF tensor that the version will have."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int, ...]
-    supplies: list[Supply]
-
-
-@dataclass(slots=True)
-class Survey:
-    """Everything in whole space. `targets` by name; `conversions` by whole tensor's name."""
-
-    wholes: list[Whole] = field(default_factory=list[Whole])
-    conversions: dict[str, Conversion] = field(default_factory=dict[str, Conversion])
-    targets: dict[str, Surveyed] = field(default_factory=dict[str, Surveyed])
-    differences: list[Difference] = field(default_factory=list[Difference])
-    notes: list[Difference] = field(default_factory=list[Difference])
+__all__ = ["DTypePolicy", "MissingPolicy", "Supply", "Survey", "Surveyed", "survey"]
 
 
 def survey(
@@ -82,7 +45,7 @@ def survey(
         _convert(whole, family, expectation, result, checked)
     for target in result.targets.values():
         _check_target(target, result)
-    _compare(result, expectation, family, missing, dtype)
+    compare(result, expectation, family, missing, dtype)
     return result
 
 
@@ -109,6 +72,14 @@ def _convert(
         result.differences.append(
             difference(DifferenceKind.UNKNOWN_PARAMETER, whole.name, whole.ranks, detail)
         )
+        return
+    if math.prod(whole.shape) == 0:
+        result.differences.append(
+            difference(
+                DifferenceKind.EMPTY_TENSOR, whole.name, whole.ranks,
+                f"shape {list(whole.shape)} has no elements",
+            )
+        )  # fmt: skip
         return
     geometry = conversion.geometry
     # Geometries live as long as the family, and equal shapes of one rule share theirs.
@@ -236,47 +207,3 @@ def _uncover(cover: Cover, moves: list[tuple[Move, str]]) -> list[tuple[Differen
         text = f"{cover.uncovered} elements, the first in row {cover.first_gap}"
         found.append((DifferenceKind.TARGET_UNCOVERED, text))
     return found
-
-
-def _compare(
-    result: Survey,
-    expectation: Expectation,
-    family: Family,
-    missing: MissingPolicy,
-    dtype: DTypePolicy,
-) -> None:
-    """Names, shapes and dtypes against the origin checkpoint's."""
-    for name, expected in expectation.tensors.items():
-        target = result.targets.get(name)
-        if target is None:
-            _absent(name, family, missing, result)
-            continue
-        ranks = {rank for supply in target.supplies for rank in supply.whole.ranks}
-        if target.shape != expected.shape:
-            detail = f"{list(target.shape)}, the origin has {list(expected.shape)}"
-            result.differences.append(difference(DifferenceKind.WRONG_SHAPE, name, ranks, detail))
-        if target.dtype != expected.dtype:
-            detail = f"{target.dtype}, the origin has {expected.dtype}"
-            if dtype == "exact" or not {target.dtype, expected.dtype} <= PLAIN_FLOATS:
-                result.differences.append(
-                    difference(DifferenceKind.WRONG_DTYPE, name, ranks, detail)
-                )
-            else:
-                result.notes.append(difference(DifferenceKind.OTHER_DTYPE, name, ranks, detail))
-    for name, target in result.targets.items():
-        if name not in expectation.tensors:
-            sources = ", ".join(supply.whole.name for supply in target.supplies)
-            ranks = {rank for supply in target.supplies for rank in supply.whole.ranks}
-            detail = f"made of {sources}, the origin checkpoint does not have it"
-            result.differences.append(difference(DifferenceKind.EXTRA_TENSOR, name, ranks, detail))
-
-
-def _absent(name: str, family: Family, missing: MissingPolicy, result: Survey) -> None:
-    reason = family.unwritten_reason(name)
-    if reason is not None:
-        result.notes.append(difference(DifferenceKind.OMITTED, name, (), reason))
-    elif missing == "omit":
-        result.notes.append(difference(DifferenceKind.OMITTED, name, (), "no rank holds it"))
-    else:
-        detail = "the origin checkpoint has it, no rank holds anything that becomes it"
-        result.differences.append(difference(DifferenceKind.MISSING_TENSOR, name, (), detail))

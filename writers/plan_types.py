@@ -78,7 +78,8 @@ class Source:
 class Target:
     """One HF tensor. `offset` is its first byte's place in the shard file (header included).
 
-    `sources` are the keys of all sources with a piece here. `streamed`: every piece is a run, so
+    `sources` are the keys of all sources with a piece here; a target without any is one of the
+    plan's `copies`. `streamed`: every piece is a run, so
     each source's bytes are written as they arrive; otherwise the tensor is put together when its
     last source is there.
     """
@@ -96,6 +97,19 @@ class Target:
     def nbytes(self) -> int:
         """Bytes of the tensor."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class BaseCopy:
+    """A target that nobody produces: its bytes are the origin checkpoint's, taken as they are.
+
+    `file` is a safetensors file of the origin's folder, `offset` the place of the tensor's first
+    byte in it; the length is the target's. Such a target has no sources.
+    """
+
+    target: int
+    file: str
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +146,7 @@ class Plan:
     groups: tuple[Group, ...]
     shards: tuple[Shard, ...]
     total_size: int
+    copies: tuple[BaseCopy, ...] = ()
 
     def shards_of(self, writer: int) -> tuple[Shard, ...]:
         """The shards that a writer persists."""

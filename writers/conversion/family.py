@@ -181,6 +181,12 @@ class Family:
                 return reason
         return None
 
+    @property
+    def indispensable(self) -> tuple[str, ...]:
+        """Tensors outside of layers that every language model has, and every training changes."""
+        names = (f"{self.home.model}{_EMBEDDING}", f"{self.home.model}norm.weight")
+        return names if self.dims.tied else (*names, f"{self.home.head}weight")
+
     def identity(self) -> Family:
         """The family for producers that publish whole tensors under their HF names."""
         return _Identity(replace(self.table, rules=()), self.dims.config, self.home)
