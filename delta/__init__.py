@@ -1,0 +1,1 @@
+"""Deltas between two versions: codecs, files and rebuilding a folder. Knows nothing of the bus."""
