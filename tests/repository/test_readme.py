@@ -64,3 +64,12 @@ def test_the_readmes_python_uses_real_names() -> None:
     # In a process of its own: importing torch warns, and here warnings are errors.
     check = "from weightbus.producers.megatron import MegatronPublisher as P; P.publish; P.close"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def test_the_command_line_imports_nothing_heavy() -> None:
+    check = "import sys, weightbus.cli; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", check], check=True, timeout=60, capture_output=True, text=True
+    )
+    heavy = {"torch", "megatron", "transformers", "sglang", "numba", "ml_dtypes"}
+    assert not heavy & set(done.stdout.split())
