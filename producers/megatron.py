@@ -7,23 +7,16 @@ constructor nor in `publish`, so a rank that is late or dead cannot make the oth
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ..schemas.errors import (
-    BusUnavailableError,
-    ConfigError,
-    MissingDependencyError,
-    WeightbusError,
-)
+from ..schemas.errors import ConfigError, MissingDependencyError
 from ..schemas.layout import Layout, ParallelRank
-from .attempts import Trainer, open_attempt, origin_of
-from .bus_thread import BusSource, BusThread, bus_thread_of
+from .agreement import agree_on_attempt
+from .attempts import Trainer, origin_of
+from .bus_thread import BusSource, bus_thread_of
 from .megatron_layout import ChunkRecord, RankRecord, TensorRecord, build_layout
 from .megatron_partition import ModelSizes, PartitionRule
 from .ownership import ParallelSizes
@@ -43,7 +36,6 @@ except ImportError as missing:
 _LAYER_PATH = re.compile(r"(^|\.)layers\.\d+$")
 _FLOAT32_BUFFERS = ("router.expert_bias",)
 _DERIVED_BUFFERS = ("local_tokens_per_expert",)
-_made: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 class MegatronPublisher(VersionPublisher):
@@ -98,7 +90,7 @@ class MegatronPublisher(VersionPublisher):
         trainer.opening(0)  # a run_id that cannot be is refused before anything is opened
         thread, owns = bus_thread_of(bus, connect_timeout_s=times.start_s)
         try:
-            agreed = _agree(thread, trainer, attempt, times.start_s)
+            agreed = agree_on_attempt(thread, trainer, attempt, times.start_s)
             super().__init__(
                 TorchSource(layout, getters),
                 thread,
@@ -267,34 +259,3 @@ def _refuse_stale(model_chunks: Sequence[torch.nn.Module]) -> None:
             next_step="call start_param_sync(force_sync=True) on every chunk before publish() and "
             "pass params_are_gathered=True",
         )
-
-
-def _agree(thread: BusThread, trainer: Trainer, attempt: int | None, timeout_s: float) -> int:
-    """Rank 0 opens the attempt and leaves its number in the store, where the others wait for it."""
-    # The public API has no way to the default store; torch's own launchers use this one.
-    c10d: Any = torch.distributed.distributed_c10d
-    store: Any = c10d._get_default_store()  # noqa: SLF001
-    key = f"weightbus/{trainer.run_id}/{next(_made[trainer.run_id])}"
-    if torch.distributed.get_rank() == 0:
-        try:
-            number = thread.run(
-                open_attempt(thread.bus, trainer, attempt, timeout_s=timeout_s),
-                timeout_s=2 * timeout_s,
-            )
-        except WeightbusError as error:
-            store.set(key, f"error {error}")
-            raise
-        store.set(key, f"attempt {number}")
-        return number
-    try:
-        store.wait([key], timedelta(seconds=2 * timeout_s))
-    except RuntimeError as error:
-        raise BusUnavailableError(
-            "rank 0 did not say which attempt it has opened",
-            where={"rank": torch.distributed.get_rank(), "waited_s": 2 * timeout_s},
-            next_step="see rank 0's log; every rank must make a MegatronPublisher",
-        ) from error
-    word, _, rest = store.get(key).decode().partition(" ")
-    if word != "attempt":
-        raise BusUnavailableError(f"rank 0 could not open an attempt: {rest}")
-    return int(rest)
