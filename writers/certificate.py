@@ -69,7 +69,7 @@ class Certificate:
             return
         unknown = [d for d in self.differences if d.kind is DifferenceKind.UNKNOWN_PARAMETER]
         others = [d for d in self.differences if d.kind is not DifferenceKind.UNKNOWN_PARAMETER]
-        listed = _list(unknown + others)
+        listed = summarise(unknown + others)
         where = {"family": self.family, "producers": self.producers}
         if unknown:
             raise UnknownParameterError(
@@ -127,9 +127,9 @@ def certificate_of(
     )
 
 
-def _list(differences: Sequence[Difference]) -> str:
-    """All of them; many of one form (layers, experts) share a line with the first and the last."""
-    if len(differences) <= LISTED:
+def summarise(differences: Sequence[Difference], listed: int = LISTED) -> str:
+    """All of them, one line each; more than `listed` share a line per form (layers, experts)."""
+    if len(differences) <= listed:
         return "\n".join(f"  {difference}" for difference in differences)
     forms: dict[tuple[DifferenceKind, str], list[Difference]] = {}
     for difference in differences:

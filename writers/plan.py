@@ -73,7 +73,7 @@ def build_plan(
         )
         for name, target in found.targets.items()
     }
-    groups = connected(tensors, _links(found, family))
+    groups = groups_of(found, family)
     sizes = {names[0]: sum(tensors[name].nbytes for name in names) for names in groups}
     by_first = {names[0]: names for names in groups}
     shared = share_out(sizes, writers=writers, max_shard_bytes=max_shard_bytes)
@@ -81,6 +81,11 @@ def build_plan(
         file_of(tensors[name] for first in firsts for name in by_first[first]) for firsts in shared
     ]
     return _assemble(found, groups, files, writers, (family.name, missing))
+
+
+def groups_of(found: Survey, family: Family) -> list[tuple[str, ...]]:
+    """The HF tensors that travel together, each group sorted, in order of their first names."""
+    return connected(found.targets, _links(found, family))
 
 
 def _links(found: Survey, family: Family) -> list[tuple[str, ...]]:
