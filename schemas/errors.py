@@ -45,7 +45,14 @@
     │   ├── StorageError             the disk is full, read-only or failing           (retry helps)
     │   ├── VersionAbortedError      the version has ended without becoming visible
     │   ├── ManifestError            no manifest, or one that does not describe the folder
-    │   └── ShardCorruptError        a shard whose bytes are not those of the manifest
+    │   ├── ShardCorruptError        a shard whose bytes are not those of the manifest
+    │   └── DeltaError               a delta between two versions
+    │       ├── DeltaFormatError     an index, entry or blob that is not what the format says
+    │       ├── DeltaMappingError    index and files disagree: absent file, missing or doubled name
+    │       ├── DeltaTensorError     no delta can express it: absent, or another shape or dtype
+    │       ├── DeltaBaseError       the base is of another version or lineage, or has other bytes
+    │       ├── DeltaChecksumError   the rebuilt tensors are not the announced ones
+    │       └── DeltaLockedError     another process rebuilds this folder         (retry helps)
     └── EngineError                  SGLang and the agent beside it
         ├── EngineUnreachableError   nobody listens, or the connection broke      (retry helps)
         ├── EngineTimeoutError       no answer within the deadline
@@ -287,6 +294,36 @@ class ManifestError(VersionError):
 
 class ShardCorruptError(VersionError):
     """A shard whose bytes are not those of the manifest."""
+
+
+class DeltaError(VersionError):
+    """A delta between two versions that cannot be written, read or applied."""
+
+
+class DeltaFormatError(DeltaError):
+    """An index, entry or blob that is not what the delta format says."""
+
+
+class DeltaMappingError(DeltaError):
+    """A delta's index and files disagree: an absent file, a missing or doubled name."""
+
+
+class DeltaTensorError(DeltaError):
+    """A tensor that no delta can express: absent on one side, or of another shape or dtype."""
+
+
+class DeltaBaseError(DeltaError):
+    """The base is of another version or lineage, or its bytes are not those of the version."""
+
+
+class DeltaChecksumError(DeltaError):
+    """The rebuilt tensors do not have the announced checksums; nothing was made visible."""
+
+
+class DeltaLockedError(DeltaError):
+    """Another process rebuilds this folder at the moment."""
+
+    retryable: ClassVar[bool] = True
 
 
 class EngineError(WeightbusError):
