@@ -32,7 +32,7 @@ DTYPE_CODES: Final[dict[torch.dtype, DType]] = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-_TORCH_DTYPES: Final = {code: dtype for dtype, code in DTYPE_CODES.items()}
+TORCH_DTYPES: Final = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
 TensorGetter = Callable[[], torch.Tensor]
 """Gives the tensor as it is now: optimizers and wrappers may put a new one in its place."""
@@ -101,7 +101,7 @@ class TorchSource:
             if part.length == 0:
                 continue
             flat = torch.frombuffer(
-                slot.buffer[part.offset : part.end], dtype=_TORCH_DTYPES[tensor.dtype]
+                slot.buffer[part.offset : part.end], dtype=TORCH_DTYPES[tensor.dtype]
             )
             views.append((part.index, flat.view(tensor.shape)))
         return views
