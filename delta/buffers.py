@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing_extensions import Buffer
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 U8: TypeAlias = npt.NDArray[np.uint8]
+RawBytes: TypeAlias = bytes | bytearray | memoryview | U8
+"""Any C-contiguous buffer."""
 Words: TypeAlias = npt.NDArray[Any]
 """Little-endian unsigned integers of 2, 4 or 8 bytes."""
 
 
-def as_bytes(data: Buffer) -> U8:
+def as_bytes(data: RawBytes) -> U8:
     """A flat view of a C-contiguous buffer's bytes; writable when the buffer is."""
     return np.frombuffer(data, dtype=np.uint8)
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from typing import Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
-from typing_extensions import Buffer
 
 from ..schemas.dtypes import DType
 from ..schemas.errors import ConfigError, DeltaTensorError
-from .buffers import U8, as_bytes
+from .buffers import U8, RawBytes, as_bytes
 from .gap_ulp import GapUlp
 from .no_blob import NoBlob
 from .shared import Overwrite, Xor
@@ -28,9 +27,12 @@ Method: TypeAlias = Literal["xor", "overwrite", "gap-ulp", "whole"]
 class Codec(Protocol):
     """A delta encoding of single tensors. Stateless; any thread may call it."""
 
-    name: Method
+    @property
+    def name(self) -> str:
+        """What an index calls it."""
+        ...
 
-    def encode(self, old: Buffer, new: Buffer, dtype: DType) -> bytes | NoBlob:
+    def encode(self, old: RawBytes, new: RawBytes, dtype: DType) -> bytes | NoBlob:
         """The blob that leads from `old` to `new`.
 
         Args:
@@ -43,7 +45,7 @@ class Codec(Protocol):
         """
         ...
 
-    def apply_in_place(self, data: Buffer, blob: Buffer, dtype: DType) -> None:
+    def apply_in_place(self, data: RawBytes, blob: RawBytes, dtype: DType) -> None:
         """Turn the old bytes in the writable buffer `data` into the new ones.
 
         Raises:
@@ -69,7 +71,7 @@ def codec_of(name: str) -> Codec:
     )  # fmt: skip
 
 
-def apply(old: Buffer, blob: Buffer, dtype: DType, codec: Codec) -> U8:
+def apply(old: RawBytes, blob: RawBytes, dtype: DType, codec: Codec) -> U8:
     """The new bytes, in memory of their own; `old` stays as it is.
 
     Raises:
@@ -81,7 +83,7 @@ def apply(old: Buffer, blob: Buffer, dtype: DType, codec: Codec) -> U8:
 
 
 def encode_tensor(
-    old: Buffer, new: Buffer, dtype: DType, encoding: Encoding
+    old: RawBytes, new: RawBytes, dtype: DType, encoding: Encoding
 ) -> tuple[Method, bytes] | None:
     """Encode one tensor as a folder of this encoding wants it; None when it is unchanged.
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 
 import zstandard
-from typing_extensions import Buffer
 
 from ..schemas.errors import DeltaFormatError
-from .buffers import U8, as_bytes
+from .buffers import U8, RawBytes, as_bytes
 
 LEVEL = 1
 BLOCK_BYTES = 1 << 20
@@ -18,7 +17,7 @@ _of_thread = threading.local()
 _SYMBOLS = zstandard.ZstdCompressionParameters.from_level(LEVEL, min_match=7, hash_log=6)
 
 
-def pack(data: Buffer, *, symbols: bool = False) -> bytes:
+def pack(data: RawBytes, *, symbols: bool = False) -> bytes:
     """One zstd-1 frame. `symbols`: few symbols without repetitions, see above."""
     name = "symbols" if symbols else "plain"
     packer: zstandard.ZstdCompressor | None = getattr(_of_thread, name, None)
@@ -32,7 +31,7 @@ def pack(data: Buffer, *, symbols: bool = False) -> bytes:
     return packer.compress(data)
 
 
-def unpack(frame: Buffer, what: str, most_bytes: int) -> U8:
+def unpack(frame: RawBytes, what: str, most_bytes: int) -> U8:
     """The content of one frame that declares its size.
 
     Args:
@@ -55,7 +54,7 @@ def unpack(frame: Buffer, what: str, most_bytes: int) -> U8:
     return as_bytes(data)
 
 
-def xor_frame_into(data: U8, frame: Buffer, what: str) -> None:
+def xor_frame_into(data: U8, frame: RawBytes, what: str) -> None:
     """XOR a frame's content onto the bytes, block by block, so that blocks stay in the cache.
 
     Frames without a declared size are read too: peers write them by streaming.

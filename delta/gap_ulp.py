@@ -11,10 +11,9 @@ from __future__ import annotations
 import struct
 
 import numpy as np
-from typing_extensions import Buffer
 
 from ..schemas.dtypes import DType
-from .buffers import U8, Words, as_bytes, as_words
+from .buffers import U8, RawBytes, Words, as_bytes, as_words
 from .frames import malformed, pack, unpack
 from .kernels import GO_ON, RAW, Backend, kernels
 from .no_blob import NoBlob
@@ -40,7 +39,7 @@ class GapUlp:
     def __init__(self, backend: Backend = "auto") -> None:
         self.backend: Backend = backend
 
-    def encode(self, old: Buffer, new: Buffer, dtype: DType) -> bytes | NoBlob:
+    def encode(self, old: RawBytes, new: RawBytes, dtype: DType) -> bytes | NoBlob:
         """See `Codec`; too different are other dtypes and changes of over half of the elements."""
         before, after = pair_of(old, new)
         item_bytes = FLOAT_BYTES.get(dtype)
@@ -58,7 +57,7 @@ class GapUlp:
         step_frame = pack(np.concatenate((steps, raws.view(np.uint8))), symbols=True)
         return _HEAD.pack(MAGIC, len(gap_frame), count) + gap_frame + step_frame
 
-    def apply_in_place(self, data: Buffer, blob: Buffer, dtype: DType) -> None:
+    def apply_in_place(self, data: RawBytes, blob: RawBytes, dtype: DType) -> None:
         """See `Codec`; checks everything before the first byte."""
         item_bytes = FLOAT_BYTES.get(dtype)
         if item_bytes is None:

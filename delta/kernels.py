@@ -27,7 +27,10 @@ Backend: TypeAlias = Literal["auto", "numba", "numpy"]
 class Kernels(Protocol):
     """The two loops. Arrays of one tensor have the same length and 2- or 4-byte items."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        ...
 
     def scan(self, old: Words, new: Words, limit: int) -> tuple[int, U8, U8, Words] | None:
         """Find the changes.

@@ -7,11 +7,10 @@ overwrite: zstd-1 of `<u4 count><u4 byte positions x count><new bytes x count>`.
 from __future__ import annotations
 
 import numpy as np
-from typing_extensions import Buffer
 
 from ..schemas.dtypes import DType
 from ..schemas.errors import DeltaTensorError
-from .buffers import U8, as_bytes
+from .buffers import U8, RawBytes, as_bytes
 from .frames import malformed, pack, unpack, xor_frame_into
 from .no_blob import NoBlob
 
@@ -20,7 +19,7 @@ MOST_BYTES = 1 << 32
 """Positions are u4: a tensor of 4 GiB or more has bytes that they cannot name."""
 
 
-def pair_of(old: Buffer, new: Buffer) -> tuple[U8, U8]:
+def pair_of(old: RawBytes, new: RawBytes) -> tuple[U8, U8]:
     """Both sides as bytes.
 
     Raises:
@@ -40,13 +39,13 @@ class Xor:
 
     name = "xor"
 
-    def encode(self, old: Buffer, new: Buffer, dtype: DType) -> bytes | NoBlob:  # noqa: ARG002 - one interface
+    def encode(self, old: RawBytes, new: RawBytes, dtype: DType) -> bytes | NoBlob:  # noqa: ARG002 - one interface
         """See `Codec`; never too different."""
         before, after = pair_of(old, new)
         change = before ^ after
         return pack(change) if change.any() else NoBlob.UNCHANGED
 
-    def apply_in_place(self, data: Buffer, blob: Buffer, dtype: DType) -> None:  # noqa: ARG002
+    def apply_in_place(self, data: RawBytes, blob: RawBytes, dtype: DType) -> None:  # noqa: ARG002
         """See `Codec`."""
         xor_frame_into(as_bytes(data), blob, "an xor blob")
 
@@ -56,7 +55,7 @@ class Overwrite:
 
     name = "overwrite"
 
-    def encode(self, old: Buffer, new: Buffer, dtype: DType) -> bytes | NoBlob:  # noqa: ARG002
+    def encode(self, old: RawBytes, new: RawBytes, dtype: DType) -> bytes | NoBlob:  # noqa: ARG002
         """See `Codec`; never too different, but the tensor must be smaller than 4 GiB."""
         before, after = pair_of(old, new)
         if before.size >= MOST_BYTES:
@@ -71,7 +70,7 @@ class Overwrite:
         parts = (count.view(np.uint8), where.astype("<u4").view(np.uint8), after[where])
         return pack(np.concatenate(parts))
 
-    def apply_in_place(self, data: Buffer, blob: Buffer, dtype: DType) -> None:  # noqa: ARG002
+    def apply_in_place(self, data: RawBytes, blob: RawBytes, dtype: DType) -> None:  # noqa: ARG002
         """See `Codec`; checks everything before the first byte."""
         target, what = as_bytes(data), "an overwrite blob"
         most = POSITION_BYTES + (POSITION_BYTES + 1) * target.size
