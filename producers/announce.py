@@ -14,6 +14,7 @@ from ..schemas.events import (
     ChunkTensor,
     Location,
     ProducerSealed,
+    ReplicaDigest,
     VersionAborted,
     VersionKey,
     VersionOpened,
@@ -39,6 +40,7 @@ class Announcement:
         step: the trainer's step, for people.
         chunks: in order, with the location's uri and the offset of the chunks' region in it.
         digests: how to hash a chunk.
+        replicas: digests of tensors that other producers publish.
     """
 
     version: VersionKey
@@ -47,6 +49,7 @@ class Announcement:
     step: int | None
     chunks: Sequence[tuple[str, int, ChunkPlan]]
     digests: Digests
+    replicas: tuple[ReplicaDigest, ...] = ()
 
 
 async def announce(
@@ -104,6 +107,7 @@ async def announce(
         chunks=len(part.chunks),
         tensors=sum(len(chunk.tensors) for _, _, chunk in part.chunks),
         nbytes=sum(tensor.length for _, _, chunk in part.chunks for tensor in chunk.tensors),
+        replicas=part.replicas,
     )
     await _once(bus, sealed, timeout_s)
     return True

@@ -20,7 +20,7 @@ from ..bus.events import end_version, read_event
 from ..bus.subjects import outcomes_filter
 from ..schemas.digest import digest_of
 from ..schemas.errors import BusClosedError, PublishError, WeightbusError
-from ..schemas.events import Outcome, VersionAborted, VersionComplete, VersionKey
+from ..schemas.events import Outcome, ReplicaDigest, VersionAborted, VersionComplete, VersionKey
 from .announce import Announcement, aborted_by, announce
 from .bus_thread import BusThread
 from .chunks import ChunkPlan
@@ -53,6 +53,7 @@ class _Version:
     handle: PublishHandle
     slot: Slot | None
     step: int | None
+    replicas: tuple[ReplicaDigest, ...] = ()
     announcing: bool = True
     outcome: Outcome | None = None
     released: bool = False
@@ -92,9 +93,15 @@ class InFlight:
         self._failed: PublishHandle | None = None
         self._follower: Future[None] = bus.submit(self._follow())
 
-    def start(self, handle: PublishHandle, slot: Slot, step: int | None) -> None:
+    def start(
+        self,
+        handle: PublishHandle,
+        slot: Slot,
+        step: int | None,
+        replicas: tuple[ReplicaDigest, ...] = (),
+    ) -> None:
         """Announce a staged version in the background."""
-        version = _Version(handle, slot, step)
+        version = _Version(handle, slot, step, replicas)
         self._begin(version, self._announce(version))
 
     def give_up(self, handle: PublishHandle, reason: WeightbusError) -> None:
@@ -167,6 +174,7 @@ class InFlight:
             step=version.step,
             chunks=[(self._arena.uri, slot.offset, chunk) for chunk in self._chunks],
             digests=digests,
+            replicas=version.replicas,
         )
         try:
             whole = await announce(

@@ -21,7 +21,9 @@ from .megatron_layout import ChunkRecord, RankRecord, TensorRecord, build_layout
 from .megatron_partition import ModelSizes, PartitionRule
 from .ownership import ParallelSizes
 from .publisher import DEFAULT_STAGING, DEFAULT_TIMES, PublisherTimes, VersionPublisher
+from .replicas import DEFAULT_REPLICA_CHECK, ReplicaCheck, ReplicaRounds
 from .staging import StagingConfig
+from .torch_digest import TorchDigests
 from .torch_source import TensorGetter, TorchSource, dtype_code
 
 try:
@@ -60,6 +62,8 @@ class MegatronPublisher(VersionPublisher):
         params_are_gathered: say so when the distributed optimizer gathers parameters lazily
             (`overlap_param_gather`) and you call `start_param_sync(force_sync=True)` before every
             `publish`; without that the parameters are those of the step before.
+        replica_check: how many bytes of the tensors that other ranks publish are hashed in each
+            version, so that writers notice copies that have drifted; ReplicaCheck(0) for none.
 
     Raises:
         ConfigError: Megatron is not initialized, or parameters may be stale.
@@ -81,6 +85,7 @@ class MegatronPublisher(VersionPublisher):
         times: PublisherTimes = DEFAULT_TIMES,
         partition_rules: Sequence[PartitionRule] = (),
         params_are_gathered: bool = False,
+        replica_check: ReplicaCheck = DEFAULT_REPLICA_CHECK,
     ) -> None:
         if not params_are_gathered:
             _refuse_stale(model_chunks)
@@ -100,6 +105,7 @@ class MegatronPublisher(VersionPublisher):
                 staging=staging,
                 times=times,
                 owns_bus=owns,
+                replicas=ReplicaRounds(layout, TorchDigests(layout, getters), replica_check),
             )
         except BaseException:
             if owns:

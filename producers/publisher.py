@@ -28,6 +28,7 @@ from .bus_thread import BusThread
 from .chunks import Placed, place, plan_chunks, region_bytes
 from .handle import PublishHandle
 from .in_flight import InFlight, Producer
+from .replicas import ReplicaRounds
 from .staging import ArenaName, Slot, StagingArena, StagingConfig
 
 
@@ -83,6 +84,7 @@ class VersionPublisher:
         staging: the arena.
         times: deadlines.
         owns_bus: whether `close` closes the bus thread too.
+        replicas: hashes some of the tensors that other producers publish, in each version.
 
     Raises:
         StagingError, StagingTooSmallError: the arena cannot be made.
@@ -101,10 +103,12 @@ class VersionPublisher:
         staging: StagingConfig = DEFAULT_STAGING,
         times: PublisherTimes = DEFAULT_TIMES,
         owns_bus: bool = False,
+        replicas: ReplicaRounds | None = None,
     ) -> None:
         layout = source.layout
         self._source, self._bus, self._owns_bus = source, bus, owns_bus
         self._staging, self._times = staging, times
+        self._replicas = replicas
         self._producer = Producer(run_id, attempt, layout.producer.rank, producers)
         self._placed = place(
             (index, tensor.nbytes) for index, tensor in enumerate(layout.tensors) if tensor.owned
@@ -173,6 +177,7 @@ class VersionPublisher:
                 return self._leave_out(handle, error)
             try:
                 self._source.fill(slot, self._placed)
+                replicas = () if self._replicas is None else self._replicas.take()
             except WeightbusError as error:
                 self._arena.release(slot)
                 self._in_flight.give_up(handle, error)
@@ -182,7 +187,7 @@ class VersionPublisher:
                 self._in_flight.give_up(handle, _copy_failed(handle))
                 raise
             self._arena.hold(slot)
-            self._in_flight.start(handle, slot, step)
+            self._in_flight.start(handle, slot, step, replicas)
             return handle
 
     def close(self, grace_s: float | None = None) -> None:

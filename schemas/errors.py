@@ -37,7 +37,8 @@
     ├── SourceError                  the bytes at a chunk's location
     │   ├── SourceMissingError
     │   ├── SourceTruncatedError
-    │   └── DigestMismatchError
+    │   ├── DigestMismatchError
+    │   └── ReplicaMismatchError     ranks that ought to hold equal copies do not
     ├── VersionError                 version directories
     │   ├── OutputFolderError        output equal to, inside or around the origin checkpoint
     │   ├── OriginError              the origin checkpoint cannot be read
@@ -260,6 +261,10 @@ class SourceTruncatedError(SourceError):
 
 class DigestMismatchError(SourceError):
     """Bytes whose digest is not the published one."""
+
+
+class ReplicaMismatchError(SourceError):
+    """Ranks that ought to hold equal copies of a tensor do not; tensors and ranks are named."""
 
 
 class VersionError(WeightbusError):

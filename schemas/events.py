@@ -23,6 +23,8 @@ from .layout import Naming
 MAX_EVENT_BYTES = 64 * 1024
 MAX_CHUNK_TENSORS = 400
 """Tensors in one chunk: with the longest numbers, 400 entries stay below MAX_EVENT_BYTES."""
+MAX_REPLICAS = 400
+"""Digests of replicas in one sealing event; the same bound."""
 
 
 class VersionKey(Frozen):
@@ -108,8 +110,19 @@ class ChunkReady(Event):
     tensors: Annotated[Seq[ChunkTensor], Field(max_length=MAX_CHUNK_TENSORS)]
 
 
+class ReplicaDigest(Frozen):
+    """The digest of a local tensor that another producer publishes, as in chunk events."""
+
+    index: Count
+    digest: Digest
+
+
 class ProducerSealed(Event):
-    """A producer has published all of its `chunks` chunks of the version."""
+    """A producer has published all of its `chunks` chunks of the version.
+
+    `replicas`: digests of some of the tensors that it holds and does not own (others in each
+    version), to be compared with those of their owners.
+    """
 
     kind: Literal["producer-sealed"] = "producer-sealed"
     version: VersionKey
@@ -117,6 +130,7 @@ class ProducerSealed(Event):
     chunks: Count
     tensors: Count
     nbytes: Count
+    replicas: Annotated[Seq[ReplicaDigest], Field(max_length=MAX_REPLICAS)] = ()
 
 
 class ShardPersisted(Event):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from weightbus.schemas.events import (
     MAX_CHUNK_TENSORS,
+    MAX_REPLICAS,
     AnyEvent,
     AttemptOpened,
     ChunkReady,
@@ -12,6 +13,7 @@ from weightbus.schemas.events import (
     LayoutPublished,
     Location,
     ProducerSealed,
+    ReplicaDigest,
     ShardPersisted,
     VersionAborted,
     VersionComplete,
@@ -48,7 +50,10 @@ def largest_events() -> list[AnyEvent]:
             location=Location(uri=uri, offset=BIG, length=BIG),
             tensors=(chunk_tensor,) * MAX_CHUNK_TENSORS,
         ),
-        ProducerSealed(version=key, rank=BIG, chunks=BIG, tensors=BIG, nbytes=BIG),
+        ProducerSealed(
+            version=key, rank=BIG, chunks=BIG, tensors=BIG, nbytes=BIG,
+            replicas=(ReplicaDigest(index=BIG, digest=DIGEST),) * MAX_REPLICAS,
+        ),
         ShardPersisted(
             version=key, plan_digest=DIGEST, writer=BIG, writers=BIG, shard=BIG, shards=BIG,
             file=text, nbytes=BIG, digest=DIGEST, table_digest=DIGEST,
