@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from weightbus.bus.server import EmbeddedServer
 from weightbus.schemas.layout import Layout, LocalTensor
+from weightbus.writers.replicas import compare_replicas
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -86,3 +87,15 @@ def test_every_rank_published_in_one_attempt(
         owned = sum(tensor["owned"] for tensor in report["layout"]["tensors"])
         assert report["compared"] == 2 * owned
         assert owned > 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_replica_has_drifted(case: str, reports: dict[str, list[dict[str, Any]]]) -> None:
+    layouts = [Layout.model_validate_json(json.dumps(report["layout"])) for report in reports[case]]
+    for version in (0, 1):
+        digests = {
+            rank: dict(enumerate(report["digests"][version]))
+            for rank, report in enumerate(reports[case])
+        }
+        found = compare_replicas(layouts, digests)
+        assert [str(difference) for difference in found] == []

@@ -34,6 +34,7 @@ from weightbus.demo.megatron_cpu.training import TinyTrainer
 from weightbus.producers.bus_thread import BusThread, bus_thread_of
 from weightbus.producers.megatron import MegatronPublisher, read_layout
 from weightbus.producers.publisher import PublisherTimes
+from weightbus.producers.torch_digest import TorchDigests
 from weightbus.schemas.digest import digest_of
 from weightbus.schemas.errors import BusUnavailableError, VersionConflictError
 from weightbus.schemas.events import ChunkReady, VersionKey
@@ -85,9 +86,12 @@ def one_case(run: TinyRun, name: str, thread: BusThread, out: Path) -> None:
             trainer.chunks, trainer.config, "/origin", name, thread, times=TIMES
         )
     compared = 0
+    digests: list[list[str]] = []
+    hashes = TorchDigests(*read_layout(trainer.chunks, trainer.config))
     with publisher:
         for version in (1, 2):
             trainer.step()
+            digests.append([hashes(index) for index in range(len(publisher.layout.tensors))])
             with silence():
                 handle = publisher.publish(version, step=version)
                 handle.result(60.0)
@@ -96,6 +100,7 @@ def one_case(run: TinyRun, name: str, thread: BusThread, out: Path) -> None:
     report = {
         "attempt": publisher.attempt,
         "compared": compared,
+        "digests": digests,
         "layout": publisher.layout.model_dump(mode="json"),
     }
     (out / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(report))
