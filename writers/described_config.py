@@ -181,16 +181,15 @@ class ModelConfig:
         """Whether the layer has experts."""
         if not self.structure.moe:
             return False
-        kinds = self._list("mlp_layer_types")
-        if kinds is not None:
-            return kinds[layer] == "sparse"
-        if layer in (self._list("mlp_only_layers") or ()):
-            return False
+        if self.structure.shared == "deepseek":
+            kinds = self._list("mlp_layer_types")
+            first = self._text.get("first_k_dense_replace")
+            if kinds is not None:
+                return kinds[layer] == "sparse"
+            return layer >= (first if type(first) is int else 0)
         step = self._text.get("decoder_sparse_step")
-        if type(step) is int and (layer + 1) % step:
-            return False
-        first = self._text.get("first_k_dense_replace")
-        return layer >= (first if type(first) is int else 0)
+        odd = layer in (self._list("mlp_only_layers") or ())
+        return not odd and not (type(step) is int and (layer + 1) % step)
 
     def has_indexer(self, layer: int) -> bool:
         """Whether the layer has an indexer of its own, or shares an earlier layer's."""
