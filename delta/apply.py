@@ -71,14 +71,15 @@ def apply_delta(
 ) -> FolderState:
     """Bring a folder from the base's version to that of the last delta.
 
-    The base's bytes are verified against our record, its manifest and the deltas, the result against
-    the deltas, before anything becomes visible. `target_folder` may be `base_folder`.
+    The base's bytes are verified against our record, its manifest and the deltas, the result
+    against the deltas, before anything becomes visible. `target_folder` may be `base_folder`.
 
     Args:
         base_folder: a full checkpoint folder; never changed unless it is the target.
         delta_folders: consecutive deltas, oldest first, of weightbus or a peer. Those that the base
             has already are passed over.
         target_folder: absent, or of the asked version already, or the base.
+        options: see `ApplyOptions`.
 
     Raises:
         DeltaError: see the family in schemas.errors; the target is as before.
@@ -89,17 +90,14 @@ def apply_delta(
     chosen = options if options is not None else ApplyOptions()
     deltas = [read_delta(folder) for folder in delta_folders]
     base, target = base_folder.resolve(), target_folder.resolve()
-    lock = target if base == target else target.parent / f".{target.name}.rebuild"
+    lock = target if base == target else target.parent
     try:
-        with locked(lock, chosen.lock_timeout_s):
+        with locked(lock, chosen.lock_timeout_s, whole=base != target):
             if base == target:
                 return _update(base, deltas, chosen)
             return _make(base, deltas, target, chosen)
     except OSError as error:
         raise storage_error(target, error) from error
-    finally:
-        if base != target:
-            shutil.rmtree(lock, ignore_errors=True)
 
 
 def recover(folder: Path, options: ApplyOptions | None = None) -> FolderState:

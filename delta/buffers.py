@@ -19,6 +19,11 @@ def as_bytes(data: RawBytes) -> U8:
     return np.frombuffer(data, dtype=np.uint8)
 
 
+def view_of(data: RawBytes) -> memoryview:
+    """The bytes as a flat memoryview."""
+    return as_bytes(data).data
+
+
 def as_words(data: U8, item_bytes: int) -> Words:
     """The bytes as unsigned integers; copied when they do not lie on an integer's boundary.
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 import xxhash
 
 from ..schemas.errors import MissingDependencyError
-from .buffers import RawBytes
+from .buffers import RawBytes, view_of
 
 ChecksumFormat: TypeAlias = Literal["xxh3-128", "blake3", "adler32"]
 
@@ -20,13 +20,13 @@ def checksum(form: ChecksumFormat, data: RawBytes) -> str:
         MissingDependencyError: blake3 is not installed.
     """
     if form == "xxh3-128":
-        return xxhash.xxh3_128_hexdigest(data)
+        return xxhash.xxh3_128_hexdigest(view_of(data))
     if form == "adler32":
-        return f"{zlib.adler32(data):08x}"
+        return f"{zlib.adler32(view_of(data)):08x}"
     try:
         import blake3  # noqa: PLC0415 - an optional extra
     except ImportError as error:
         raise MissingDependencyError(
             "blake3 is not installed", next_step="pip install 'weightbus[delta]'"
         ) from error
-    return blake3.blake3(data).hexdigest()
+    return blake3.blake3(view_of(data)).hexdigest()

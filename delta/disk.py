@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..schemas.errors import StorageError
-from .buffers import RawBytes
+from ..schemas.errors import ShardCorruptError, StorageError
+from .buffers import RawBytes, view_of
 
 
 def sync_folder(folder: Path) -> None:
@@ -29,7 +29,7 @@ def write_whole(path: Path, *parts: RawBytes) -> int:
     try:
         with temporary.open("wb") as file:
             for part in parts:
-                file.write(part)
+                file.write(view_of(part))
             file.flush()
             os.fdatasync(file.fileno())
             size = file.tell()
@@ -46,13 +46,16 @@ def read_exactly(fd: int, view: memoryview, offset: int) -> None:
     """Fill the view from a file.
 
     Raises:
-        EOFError: the file ends before.
+        ShardCorruptError: the file ends before.
     """
     at = 0
     while at < len(view):
         got = os.preadv(fd, [view[at:]], offset + at)
         if got == 0:
-            raise EOFError(f"the file ends at byte {offset + at}")
+            raise ShardCorruptError(
+                f"a file ends at byte {offset + at}, inside a tensor",
+                next_step="somebody truncates it: fetch or write it again",
+            )
         at += got
 
 

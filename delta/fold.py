@@ -91,7 +91,7 @@ def rebuild(job: TensorJob, base_fd: int) -> Extent:
         return _copy(job, base_fd)
     entry = job.base.entry
     data = np.empty(entry.nbytes, np.uint8)
-    read_exactly(base_fd, memoryview(data), entry.offset)
+    read_exactly(base_fd, data.data, entry.offset)
     _check_base(job, data)
     for blob in job.chain:
         try:
@@ -109,8 +109,8 @@ def rebuild(job: TensorJob, base_fd: int) -> Extent:
             next_step="the base or the delta is wrong: take a full version",
         )
     if job.target is not None:
-        write_exactly(job.target, memoryview(data), entry.offset)
-    digest = PREFIX + found if last.checksum == "xxh3-128" else digest_of(memoryview(data))
+        write_exactly(job.target, data.data, entry.offset)
+    digest = PREFIX + found if last.checksum == "xxh3-128" else digest_of(data.data)
     return Extent(length=entry.nbytes, digest=digest)
 
 
@@ -118,7 +118,7 @@ def _apply(job: TensorJob, data: U8, entry: DeltaEntry) -> None:
     blob = np.empty(entry.nbytes, np.uint8)
     fd = os.open(entry.path, os.O_RDONLY)
     try:
-        read_exactly(fd, memoryview(blob), entry.offset)
+        read_exactly(fd, blob.data, entry.offset)
     finally:
         os.close(fd)
     if entry.method != "whole":
@@ -135,7 +135,7 @@ def _apply(job: TensorJob, data: U8, entry: DeltaEntry) -> None:
 def _check_base(job: TensorJob, data: U8) -> None:
     at = 0
     for extent in job.expected if job.expected is not None else ():
-        found = digest_of(memoryview(data[at : at + extent.length]))
+        found = digest_of(data[at : at + extent.length].data)
         if found != extent.digest:
             raise base_differs(job.base, found, extent.digest)
         at += extent.length

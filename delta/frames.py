@@ -7,7 +7,7 @@ import threading
 import zstandard
 
 from ..schemas.errors import DeltaFormatError
-from .buffers import U8, RawBytes, as_bytes
+from .buffers import U8, RawBytes, as_bytes, view_of
 
 LEVEL = 1
 BLOCK_BYTES = 1 << 20
@@ -28,7 +28,7 @@ def pack(data: RawBytes, *, symbols: bool = False) -> bytes:
             else zstandard.ZstdCompressor(level=LEVEL)
         )
         setattr(_of_thread, name, packer)
-    return packer.compress(data)
+    return packer.compress(view_of(data))
 
 
 def unpack(frame: RawBytes, what: str, most_bytes: int) -> U8:
@@ -42,11 +42,12 @@ def unpack(frame: RawBytes, what: str, most_bytes: int) -> U8:
     Raises:
         DeltaFormatError: truncated, corrupt, no declared size, or more than `most_bytes`.
     """
+    view = view_of(frame)
     try:
-        size = zstandard.frame_content_size(frame)
+        size = zstandard.frame_content_size(view)
         if not 0 <= size <= most_bytes:
             raise malformed(what, f"it declares {size} bytes, at most {most_bytes} can be")
-        data = _unpacker().decompress(frame, max_output_size=size, allow_extra_data=False)
+        data = _unpacker().decompress(view, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise malformed(what, str(error)) from error
     if len(data) != size:
@@ -64,7 +65,7 @@ def xor_frame_into(data: U8, frame: RawBytes, what: str) -> None:
     """
     at = 0
     try:
-        with _unpacker().stream_reader(frame, closefd=False) as reader:
+        with _unpacker().stream_reader(view_of(frame), closefd=False) as reader:
             while at < data.size:
                 block = reader.read(min(BLOCK_BYTES, data.size - at))
                 if not block:

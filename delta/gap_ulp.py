@@ -1,9 +1,9 @@
 """The encoding `gap-ulp`: where values changed and by how many representable values. docs/delta.md.
 
-A blob is `"gu01" <u4 bytes of the gap frame> <u8 count>`, the gap frame and the step frame.
+A blob is `"gu01" <u4 bytes of gap frame> <u8 count>`, the gap frame and the step frame.
 Gap stream (u8): unchanged elements before each change, 255 = 255 of them and the gap goes on.
-Step stream (u8): zigzag(step) - 1 of each change, 255 = the value itself; behind the last step stand
-those values, in order.
+Step stream (u8): zigzag(step) - 1 of each change, 255 = the value itself; those values stand, in
+order, behind the last step.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _streams(blob: U8, words: Words) -> tuple[U8, U8, Words]:
     what = "a gap-ulp blob"
     if blob.size < _HEAD.size:
         raise malformed(what, f"{blob.size} bytes are no header")
-    magic, gap_bytes, count = _HEAD.unpack_from(blob)
+    magic, gap_bytes, count = _HEAD.unpack_from(blob.data)
     end = _HEAD.size + gap_bytes
     if magic != MAGIC or end > blob.size or not 0 < count <= words.size:
         raise malformed(what, f"magic {magic!r}, {gap_bytes} bytes of gaps, {count} changes")

@@ -1,4 +1,4 @@
-"""The index of a delta folder: what it is based on, how it is encoded, which file has which tensor."""
+"""The index of a delta folder: its base, its encoding, which file has which tensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 from ..schemas.errors import DeltaFormatError
 from ..schemas.manifest import INDEX_FILE

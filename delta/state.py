@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -111,16 +112,23 @@ def write_state(folder: Path, state: FolderState) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, timeout_s: float) -> Iterator[None]:
+def locked(folder: Path, timeout_s: float, *, whole: bool = False) -> Generator[None]:
     """Hold the folder's lock, the one that SGLang's `/pull_weights` takes too.
+
+    Args:
+        folder: what is rebuilt, or with `whole` the folder in which a new one is made.
+        timeout_s: how long to wait for it.
+        whole: lock the folder itself, which leaves no file in it.
 
     Raises:
         DeltaLockedError: somebody else held it for `timeout_s`.
     """
     sync = folder / SYNC_FOLDER
-    sync.mkdir(parents=True, exist_ok=True)
+    (folder if whole else sync).mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + timeout_s
-    with (sync / LOCK_FILE).open("w") as file:
+    flags = os.O_RDONLY if whole else os.O_RDWR | os.O_CREAT
+    file = os.open(folder if whole else sync / LOCK_FILE, flags | os.O_CLOEXEC, 0o644)
+    try:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -134,3 +142,5 @@ def locked(folder: Path, timeout_s: float) -> Iterator[None]:
                     ) from error
             time.sleep(LOCK_POLL_S)
         yield
+    finally:
+        os.close(file)  # which gives the lock back
