@@ -27,11 +27,13 @@ prepare()
 import numpy as np  # noqa: E402 - the shim comes before torch's users
 import torch  # noqa: E402
 
-from ...producers.megatron import MegatronPublisher  # noqa: E402
-from ...producers.publisher import PublisherTimes  # noqa: E402
+from ...producers.bridge import export_with_bridge  # noqa: E402
+from ...producers.modes import MODES, make_publisher  # noqa: E402
+from ...producers.publisher import PublisherTimes, VersionPublisher  # noqa: E402
 from ...producers.staging import StagingConfig  # noqa: E402
 from .models import start_ranks, stop_ranks  # noqa: E402
 from .sizes import TINY, TinyRun  # noqa: E402
+from .tiny_bridge import TinyBridge  # noqa: E402
 from .training import TinyTrainer  # noqa: E402
 
 LENGTH = 16
@@ -58,12 +60,15 @@ def main() -> None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         np.save(arguments.out / "tokens.npy", tokens)
     torch.distributed.barrier()
-    publisher = MegatronPublisher(
+    mode: str = arguments.megatron_to_hf_mode
+    publisher = make_publisher(
+        mode,
         trainer.chunks,
         trainer.config,
         arguments.hf_checkpoint,
         arguments.run_id,
         arguments.url,
+        export=export_with_bridge(TinyBridge(run), trainer.chunks) if mode == "bridge" else None,
         attempt=arguments.attempt,
         staging=StagingConfig(folder=arguments.staging),
         times=PublisherTimes(close_s=arguments.wait_s),
@@ -80,7 +85,7 @@ def main() -> None:
 def _one_version(
     arguments: argparse.Namespace,
     trainer: TinyTrainer,
-    publisher: MegatronPublisher,
+    publisher: VersionPublisher,
     version: int,
     tokens: Any,
 ) -> None:
@@ -129,6 +134,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--url", required=True, help="NATS server")
     parser.add_argument("--run-id", required=True, help="run_id")
     parser.add_argument("--hf-checkpoint", type=Path, required=True, help="the origin")
+    parser.add_argument("--megatron-to-hf-mode", choices=MODES, default="raw")
     parser.add_argument("--versions", type=int, default=1, help="how many to publish")
     parser.add_argument("--first", type=int, default=1, help="the first weight version")
     parser.add_argument("--attempt", type=int, default=None)

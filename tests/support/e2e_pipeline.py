@@ -52,6 +52,7 @@ async def train(
     first: int = 1,
     versions: int = 1,
     learning_rate: float = 1e-2,
+    mode: str = "raw",
 ) -> Path:
     """Train, publish and wait for each version's completion; returns the folder of logits."""
     world = max(run.tp * run.pp, run.ep * run.expert_tp * run.pp)
@@ -61,7 +62,7 @@ async def train(
         "-m", "weightbus.demo.megatron_cpu.train", *run.arguments(),
         "--url", server.url, "--run-id", RUN_ID, "--hf-checkpoint", str(origin),
         "--first", str(first), "--versions", str(versions), "--out", str(folder / "logits"),
-        "--learning-rate", str(learning_rate), "--wait",
+        "--learning-rate", str(learning_rate), "--wait", "--megatron-to-hf-mode", mode,
     ]  # fmt: skip
     child = await Child.start("ranks", arguments, folder / "ranks.log", {"OMP_NUM_THREADS": "1"})
     try:
