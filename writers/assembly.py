@@ -4,19 +4,31 @@ Every writer keeps the state of every group, not only of its own shards, and reb
 stream alone. The state belongs to one version and ends with it: `clear` leaves nothing that another
 version could mistake for its own (a half that outlives its version would pair an old tensor with a
 new one).
+
+The same event twice is nothing new; two events that contradict each other are an error that ends
+the version. Producers are not ordered against each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ..schemas.errors import LayoutError, PairingError, VersionConflictError
-from ..schemas.events import ChunkReady, Location, ProducerSealed, ShardPersisted, VersionKey
+from ..schemas.events import (
+    ChunkReady,
+    Location,
+    ProducerSealed,
+    ShardPersisted,
+    VersionKey,
+    VersionOpened,
+)
 from .plan_types import Group, Plan, Source
 
 _MAX_NAMED = 12
-Key = tuple[int, int]
+Key: TypeAlias = tuple[int, int]
+_TWO_PUBLISHERS = "two processes publish as one producer: give each trainer its own run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,121 +59,146 @@ class Assembly:
     Args:
         key: the version.
         plan: its plan.
-        producers: how many producers seal it.
+        ranks: the producers, each of which seals it.
     """
 
-    def __init__(self, key: VersionKey, plan: Plan, producers: int) -> None:
+    def __init__(self, key: VersionKey, plan: Plan, ranks: Collection[int]) -> None:
         self.key = key
         self._plan = plan
-        self._producers = producers
+        self._ranks = frozenset(ranks)
         self._arrived: dict[Key, Arrival] = {}
         self._chunks: dict[int, dict[int, ChunkReady]] = {}
         self._sealed: dict[int, ProducerSealed] = {}
         self._shards: dict[int, ShardPersisted] = {}
-        self._group_of = {key: group for group in plan.groups for key in group.sources}
+        self._group_of = {key: group.index for group in plan.groups for key in group.sources}
         self._waiting = {group.index: len(group.sources) for group in plan.groups}
 
     # ---- events
+
+    def opened(self, event: VersionOpened, sequence: int) -> None:
+        """The version was opened.
+
+        Raises:
+            VersionConflictError: with another number of producers than its attempt has.
+        """
+        if event.producers != len(self._ranks):
+            raise VersionConflictError(
+                f"the version was opened for {event.producers} producers, its attempt has "
+                f"{len(self._ranks)}",
+                where={"version": self.key, "sequence": sequence},
+                next_step="give every trainer its own run, and every restart its own attempt",
+            )
 
     def chunk(self, event: ChunkReady, sequence: int) -> list[Arrival]:
         """A chunk; returns what is new. The same event again is nothing new.
 
         Raises:
-            VersionConflictError: a tensor that arrived in another chunk already.
+            VersionConflictError: a tensor that arrived before, another chunk of the same number,
+                or a chunk of a producer that has sealed the version.
             LayoutError: a tensor that the producer's layout does not have, does not own, or has
                 with another size.
         """
         chunks = self._chunks.setdefault(event.rank, {})
-        if event.chunk in chunks:
+        known = chunks.get(event.chunk)
+        if known == event:
             return []
-        arrivals = [
-            Arrival(
+        if known is not None or event.rank in self._sealed:
+            already = "has sealed the version" if known is None else "has published another"
+            raise VersionConflictError(
+                f"chunk {event.chunk} comes from a producer that {already}",
+                where={"version": self.key, "rank": event.rank, "sequence": sequence},
+                next_step=_TWO_PUBLISHERS,
+            )
+        arrivals: dict[Key, Arrival] = {}
+        for tensor in event.tensors:
+            arrival = Arrival(
                 (event.rank, tensor.index), event.location, tensor.offset, tensor.length,
                 tensor.digest, event.chunk, sequence,
-            )
-            for tensor in event.tensors
-        ]  # fmt: skip
-        for arrival in arrivals:
-            self._check(arrival)
-        seen: set[Key] = set()
-        for arrival in arrivals:
-            if arrival.key in seen:
-                raise self._twice(arrival, event.chunk)
-            seen.add(arrival.key)
+            )  # fmt: skip
+            self._check(arrival, arrivals)
+            arrivals[arrival.key] = arrival
         chunks[event.chunk] = event
-        for arrival in arrivals:
-            self._arrived[arrival.key] = arrival
-            group = self._group_of.get(arrival.key)
+        self._arrived |= arrivals
+        for key in arrivals:
+            group = self._group_of.get(key)
             if group is not None:
-                self._waiting[group.index] -= 1
-        return arrivals
+                self._waiting[group] -= 1
+        return list(arrivals.values())
 
-    def _check(self, arrival: Arrival) -> None:
+    def _check(self, arrival: Arrival, same_chunk: dict[Key, Arrival]) -> None:
         source = self._plan.sources.get(arrival.key)
         where: dict[str, object] = {
             "rank": arrival.key[0], "index": arrival.key[1],
             "chunk": arrival.chunk, "sequence": arrival.sequence,
         }  # fmt: skip
+        mixed = "the producer's layout and its chunks come from different models"
         if source is None:
             raise LayoutError(
                 "a chunk holds a tensor that its producer's layout does not publish",
                 where=where,
-                next_step="the producer's layout and its chunks come from different models",
+                next_step=mixed,
             )
+        where = {"tensor": source.name, **where}
         if arrival.length != source.nbytes:
             raise LayoutError(
                 f"a chunk holds {arrival.length} bytes of a tensor of {source.nbytes}",
-                where={"tensor": source.name, **where},
-                next_step="the producer's layout and its chunks come from different models",
+                where=where,
+                next_step=mixed,
             )
-        known = self._arrived.get(arrival.key)
-        if known is not None:
-            raise self._twice(arrival, known.chunk)
-
-    def _twice(self, arrival: Arrival, chunk: int) -> VersionConflictError:
-        return VersionConflictError(
-            f"a tensor stands in chunks {chunk} and {arrival.chunk} of one producer",
-            where={
-                "tensor": self._plan.sources[arrival.key].name,
-                "rank": arrival.key[0],
-                "sequence": arrival.sequence,
-            },
-            next_step="two processes publish as one producer: give each trainer its own run",
-        )
+        first = same_chunk.get(arrival.key, self._arrived.get(arrival.key))
+        if first is not None:
+            raise VersionConflictError(
+                f"a tensor stands in chunks {first.chunk} and {arrival.chunk} of one producer",
+                where=where,
+                next_step=_TWO_PUBLISHERS,
+            )
 
     def seal(self, event: ProducerSealed, sequence: int) -> None:
         """A producer has published everything.
 
         Raises:
-            PairingError: it announced more chunks than the stream holds, or every producer has
+            VersionConflictError: it sealed with other numbers before, or is no producer.
+            PairingError: it announced other chunks than the stream holds, or every producer has
                 sealed and a group still waits; the message names what is missing.
         """
-        self._sealed[event.rank] = event
-        count = len(self._chunks.get(event.rank, {}))
-        if count != event.chunks:
+        known = self._sealed.get(event.rank)
+        if known == event:
+            return
+        where = {"version": self.key, "rank": event.rank, "sequence": sequence}
+        if known is not None or event.rank not in self._ranks:
+            why = "twice, with other numbers" if known is not None else "and has no layout"
+            raise VersionConflictError(
+                f"a producer sealed the version {why}", where=where, next_step=_TWO_PUBLISHERS
+            )
+        chunks = self._chunks.get(event.rank, {}).values()
+        tensors = [tensor for chunk in chunks for tensor in chunk.tensors]
+        found = (len(chunks), len(tensors), sum(tensor.length for tensor in tensors))
+        if found != (event.chunks, event.tensors, event.nbytes):
             raise PairingError(
-                f"rank {event.rank} sealed the version with {event.chunks} chunks, "
-                f"{count} are in the stream",
-                where={"version": self.key, "rank": event.rank, "sequence": sequence},
+                f"a producer sealed the version with {event.chunks} chunks of {event.tensors} "
+                f"tensors, {event.nbytes} bytes; in the stream are {found[0]} of {found[1]}, "
+                f"{found[2]} bytes",
+                where=where,
                 next_step="chunk events were lost or purged; publish the version again",
             )
-        if len(self._sealed) >= self._producers:
+        self._sealed[event.rank] = event
+        if self.sealed:
             self._check_whole(sequence)
 
     def _check_whole(self, sequence: int) -> None:
         waits = self.waiting()
         unused = [
-            source
-            for key, source in sorted(self._plan.sources.items())
+            f"{source.name} of rank {source.rank}"
+            for key, source in self._plan.sources.items()
             if key not in self._arrived and key not in self._group_of
         ]
         if not waits and not unused:
             return
-        lines = [self._describe(wait) for wait in waits[:_MAX_NAMED]]
-        lines += [f"{source.name} of rank {source.rank}" for source in unused[:_MAX_NAMED]]
+        lines = [self._describe(wait) for wait in waits[:_MAX_NAMED]] + unused[:_MAX_NAMED]
         more = len(waits) + len(unused) - len(lines)
         raise PairingError(
-            f"every producer has sealed the version, but {len(waits)} groups still wait: "
+            f"every producer has sealed the version, but {len(waits)} groups and {len(unused)} "
+            "single tensors are not whole: "
             + "; ".join(lines)
             + (f"; and {more} more" if more > 0 else ""),
             where={"version": self.key, "sequence": sequence},
@@ -169,29 +206,46 @@ class Assembly:
         )
 
     def _describe(self, wait: GroupWait) -> str:
-        missing = ", ".join(
+        missing = [
             f"{self._plan.sources[key].name} of rank {key[0]}" for key in wait.missing[:_MAX_NAMED]
-        )
-        return f"{wait.group.name} waits for {missing} ({len(wait.arrived)} arrived)"
+        ]
+        if len(wait.missing) > _MAX_NAMED:
+            missing.append(f"{len(wait.missing) - _MAX_NAMED} more")
+        return f"{wait.group.name} waits for {', '.join(missing)} ({len(wait.arrived)} arrived)"
 
     def shard(self, event: ShardPersisted, sequence: int) -> None:
         """A writer has persisted a shard.
 
         Raises:
-            VersionConflictError: by another plan than ours.
+            VersionConflictError: by another plan than ours, or twice with other bytes.
         """
-        if (event.plan_digest, event.writers) != (self._plan.digest, self._plan.writers):
+        where = {
+            "version": self.key, "shard": event.shard, "writer": event.writer,
+            "sequence": sequence,
+        }  # fmt: skip
+        theirs = (event.plan_digest, event.writers, event.shards)
+        ours = (self._plan.digest, self._plan.writers, len(self._plan.shards))
+        shard = self._plan.shards[event.shard] if event.shard < ours[2] else None
+        same = (
+            theirs == ours
+            and shard is not None
+            and (event.writer, event.file, event.nbytes) == (shard.writer, shard.file, shard.nbytes)
+        )
+        if not same:
             raise VersionConflictError(
-                f"writer {event.writer} of {event.writers} works by another plan than this one "
-                f"of {self._plan.writers}",
-                where={
-                    "version": self.key, "theirs": event.plan_digest, "ours": self._plan.digest,
-                    "sequence": sequence,
-                },
-                next_step="start all writers of a run with the same release, --count, "
-                "--max-shard-gib, --missing and origin",
-            )  # fmt: skip
-        self._shards[event.shard] = event
+                f"writer {event.writer} of {event.writers} works by another plan "
+                f"({event.plan_digest}) than this one of {self._plan.writers} ({ours[0]})",
+                where=where,
+                next_step="start all writers of a run with the same release, count, shard size, "
+                "missing and dtype policy, and origin",
+            )
+        known = self._shards.setdefault(event.shard, event)
+        if known != event:
+            raise VersionConflictError(
+                "a shard was persisted twice, with other bytes",
+                where=where,
+                next_step="the source changed between two reads: publish the version again",
+            )
 
     # ---- questions
 
@@ -222,7 +276,7 @@ class Assembly:
     @property
     def sealed(self) -> bool:
         """Whether every producer has sealed the version."""
-        return len(self._sealed) >= self._producers
+        return len(self._sealed) == len(self._ranks)
 
     @property
     def shards(self) -> Sequence[ShardPersisted]:
@@ -243,7 +297,10 @@ class Assembly:
     @property
     def empty(self) -> bool:
         """Whether nothing of the version is left."""
-        return not (self._arrived or self._chunks or self._sealed or self._shards)
+        return not (
+            self._arrived or self._chunks or self._sealed or self._shards
+            or any(self._waiting.values())
+        )  # fmt: skip
 
 
 def sources_of_shard(plan: Plan, shard: int) -> list[Source]:

@@ -14,7 +14,6 @@ from typing import Literal
 from pydantic import ValidationError
 
 from ..schemas.base import Count, Frozen, ShortText
-from .assets import write_file
 
 
 class Checkpoint(Frozen):
@@ -44,6 +43,12 @@ def load_checkpoint(path: Path) -> Checkpoint | None:
 
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Replace the checkpoint. Raises StorageError, CommitError."""
+    """Replace the checkpoint. Raises OSError.
+
+    It is not fsynced: an older one, or none, is only slower.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, checkpoint.model_dump_json().encode(), durable=False)
+    # One name, so that a kill leaves at most one such file, which the next save takes over.
+    partial = path.with_name(f"{path.name}.tmp")
+    partial.write_bytes(checkpoint.model_dump_json().encode())
+    partial.replace(path)

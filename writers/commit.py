@@ -47,7 +47,7 @@ class Committer:
         paths: its folders.
         origin: the checkpoint whose assets are copied.
         durable: whether everything is fsynced.
-        steps: told before and after each step.
+        steps: told before each step.
     """
 
     key: VersionKey
@@ -68,18 +68,21 @@ class Committer:
             OriginError: an asset cannot be read.
         """
         tables = [self._table(event) for event in shards]
-        try:
-            data = self._write_metadata(tables)
-        except FileNotFoundError as error:
-            # The hidden folder is gone: another writer has renamed it meanwhile, or it was lost.
-            data = self._already_visible(error)
-        manifest = Manifest.model_validate_json(data)
+        data = self._visible(tables)
+        if data is None:
+            try:
+                data = self._write_metadata(tables)
+            except FileNotFoundError as error:
+                # The hidden folder is gone: another writer has renamed it meanwhile, or it is lost.
+                data = self._visible(tables)
+                if data is None:
+                    raise self._lost(error) from error
         return VersionComplete(
             version=self.key,
             directory=str(self.paths.final),
             manifest_digest=digest_of(data),
             shards=len(tables),
-            nbytes=manifest.total_size,
+            nbytes=self.plan.total_size,
         )
 
     def _table(self, event: ShardPersisted) -> ShardTable:
@@ -107,26 +110,33 @@ class Committer:
             raise CommitError(f"a shard's table cannot be read: {error}", where=where) from error
 
     def _write_metadata(self, tables: Sequence[ShardTable]) -> bytes:
-        partial = self.paths.partial
+        partial, scratch = self.paths.partial, self.paths.tables
         self._check_sizes(tables)
         self.steps.reached(Step.COPY_ASSETS, self.key)
-        assets = [
-            copy_asset(asset, partial, durable=self.durable) for asset in list_assets(self.origin)
-        ]
+        sources = list_assets(self.origin)
+        self._remove_strangers({*(table.file for table in tables), *(s.path for s in sources)})
+        assets = [copy_asset(source, partial, scratch, durable=self.durable) for source in sources]
         self.steps.reached(Step.WRITE_INDEX, self.key)
         index = index_of(tables)
-        write_file(partial / INDEX_FILE, index, durable=self.durable)
+        write_file(partial / INDEX_FILE, [index], scratch=scratch, durable=self.durable)
         assets.append(Asset(path=INDEX_FILE, nbytes=len(index), digest=digest_of(index)))
         self.steps.reached(Step.WRITE_MANIFEST, self.key)
         data = self._manifest(tables, assets)
-        write_file(partial / MANIFEST_FILE, data, durable=self.durable)
+        write_file(partial / MANIFEST_FILE, [data], scratch=scratch, durable=self.durable)
         if self.durable:
-            for folder in sorted({(partial / asset.path).parent for asset in assets}):
-                sync_folder(folder)
-            sync_folder(partial)
+            folders = {parent for asset in assets for parent in Path(asset.path).parents}
+            for folder in sorted(folders, reverse=True):
+                sync_folder(partial / folder)
         self.steps.reached(Step.RENAME, self.key)
-        self._rename()
-        return data
+        return self._rename(tables, data)
+
+    def _remove_strangers(self, wanted: set[str]) -> None:
+        """Files of another life of this name (a stream that was lost) must not become visible."""
+        partial = self.paths.partial
+        for path in sorted(partial.rglob("*")):
+            name = path.relative_to(partial).as_posix()
+            if not path.is_dir() and name not in wanted | {INDEX_FILE, MANIFEST_FILE}:
+                path.unlink(missing_ok=True)
 
     def _check_sizes(self, tables: Sequence[ShardTable]) -> None:
         for table in tables:
@@ -152,7 +162,8 @@ class Committer:
         )
         return manifest.model_dump_json().encode()
 
-    def _rename(self) -> None:
+    def _rename(self, tables: Sequence[ShardTable], data: bytes) -> bytes:
+        """Make it visible; returns the manifest that is visible then."""
         final = self.paths.final
         try:
             self.paths.partial.rename(final)
@@ -161,26 +172,45 @@ class Committer:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise storage_error(error, final, "make a version visible") from error
-            raise CommitError(
-                "the version's visible name is taken by something else",
-                where={"version": self.key, "directory": final},
-                next_step="nothing was overwritten: move the folder away, and give every run its "
-                "own run_id",
-            ) from error
+            visible = self._visible(tables)
+            if visible is None:
+                raise self._taken() from error
+            return visible
         if self.durable:
             sync_folder(final.parent)
+        return data
 
-    def _already_visible(self, error: FileNotFoundError) -> bytes:
-        """The manifest of the visible folder, when that is this version by this plan."""
+    def _visible(self, tables: Sequence[ShardTable]) -> bytes | None:
+        """The manifest of the visible folder, when that is this version with these shards.
+
+        Raises:
+            CommitError: it is this version with other shards.
+        """
         data = visible_manifest(self.paths, self.key, self.nonce)
         if data is None:
-            raise CommitError(
-                "the version's shards are gone: its hidden folder is not there, and its visible "
-                "one is not there or not its own",
-                where={"version": self.key, "directory": self.paths.partial},
-                next_step="something else removes files from the versions' folder",
-            ) from error
+            return None
+        manifest = Manifest.model_validate_json(data)
+        if (manifest.plan_digest, list(manifest.shards)) != (self.plan.digest, list(tables)):
+            raise self._taken()
+        if self.durable:  # whoever renamed it may have been killed before this
+            sync_folder(self.paths.final.parent)
         return data
+
+    def _taken(self) -> CommitError:
+        return CommitError(
+            "the version's visible name is taken by something else",
+            where={"version": self.key, "directory": self.paths.final},
+            next_step="nothing was overwritten: move the folder away, and give every run its own "
+            "run_id",
+        )
+
+    def _lost(self, error: FileNotFoundError) -> CommitError:
+        return CommitError(
+            "a file of the version is gone: its hidden folder is not whole, and its visible one "
+            "is not there or not its own",
+            where={"version": self.key, "file": error.filename, "directory": self.paths.partial},
+            next_step="something else removes files from the versions' folder",
+        )
 
 
 def visible_manifest(paths: VersionPaths, key: VersionKey, nonce: str) -> bytes | None:
@@ -219,6 +249,9 @@ def withdraw(paths: VersionPaths, key: VersionKey, nonce: str) -> None:
 
     The visible folder is hidden by a rename before its files go, so that it is never there in
     part; a folder of that name that is not this version's stays.
+
+    Raises:
+        StorageError: the manifest of what is visible cannot be read.
     """
     if visible_manifest(paths, key, nonce) is not None:
         shutil.rmtree(paths.partial, ignore_errors=True)

@@ -1,22 +1,19 @@
-"""Moving bytes: pieces of local tensors into shards, hashed on the way, a block at a time.
+"""Moving bytes: local tensors into shards, hashed on the way, a block at a time.
 
 Two ways, by the plan's `Target.streamed`:
 
 * A streamed target consists of runs. Each source is read once, front to back, when it arrives;
   its runs are written to their final offsets. Every run is an extent of its own.
-* Any other target is put together when its last source has arrived: row block by row block in a
-  reused block, then hashed and written as one extent. Where each source is one run that is
-  spread over the target's rows (a row-parallel weight), it is read and verified in the same pass.
+* Any other target is put together when its last source has arrived (writers.row_blocks), and is
+  one extent.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from ..schemas.digest import Hasher
 from ..schemas.dtypes import ITEM_BYTES
@@ -26,8 +23,6 @@ from .assembly import Arrival
 from .plan_types import Piece, Source, Target
 from .shard_file import ShardFile
 from .sources import SourceReader
-
-_UINT = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class CopyStoppedError(Exception):
@@ -61,7 +56,12 @@ class Input(NamedTuple):
         if digest != self.arrival.digest:
             raise DigestMismatchError(
                 "the bytes of a tensor are not those that its producer published",
-                where={**self.where(), "uri": self.arrival.location.uri, "found": digest},
+                where={
+                    **self.where(),
+                    "uri": self.arrival.location.uri,
+                    "published": self.arrival.digest,
+                    "found": digest,
+                },
                 next_step="the staging place was overwritten or damaged; the version is aborted, "
                 "publish the next one",
             )
@@ -69,29 +69,48 @@ class Input(NamedTuple):
 
 @dataclass
 class Copier:
-    """Reused memory and open files of one IO thread.
-
-    `stop` ends a copy between two blocks with CopyStoppedError.
-    """
+    """Reused memory and open files of one IO thread."""
 
     block_bytes: int
     reader: SourceReader = field(default_factory=SourceReader)
 
     def __post_init__(self) -> None:
-        self._in = bytearray(self.block_bytes)
-        self._out = bytearray(self.block_bytes)
+        self._in = memoryview(bytearray(self.block_bytes))
+        self._out = memoryview(bytearray(self.block_bytes))
 
     def close(self) -> None:
-        """Close the source files."""
+        """Close the source files; they open again when needed."""
         self.reader.close()
 
-    def _block(self, buffer: bytearray, nbytes: int) -> memoryview:
-        # Only a row that is wider than a block makes it grow.
-        if nbytes > len(buffer):
-            buffer.extend(bytes(nbytes - len(buffer)))
-        return memoryview(buffer)[:nbytes]
+    def in_block(self, nbytes: int) -> memoryview:
+        """Reused memory for reading; new memory if a row needs more than a block."""
+        return self._in[:nbytes] if nbytes <= len(self._in) else memoryview(bytearray(nbytes))
 
-    # ---- streamed targets
+    def out_block(self, nbytes: int) -> memoryview:
+        """Reused memory for writing, as `in_block`."""
+        return self._out[:nbytes] if nbytes <= len(self._out) else memoryview(bytearray(nbytes))
+
+    def read(self, item: Input, offset: int, block: memoryview) -> None:
+        """Fill a block from byte `offset` of a source. Raises SourceError, StorageError."""
+        arrival = item.arrival
+        self.reader.read_into(arrival.location, arrival.offset + offset, block, item.where())
+
+    def blocks(self, item: Input, stop: threading.Event) -> Iterator[tuple[int, memoryview]]:
+        """A source front to back, as (offset, block); the block is reused. Verifies at the end.
+
+        Raises:
+            CopyStoppedError: `stop` was set.
+            SourceError, StorageError: it cannot be read, or is not what was published.
+        """
+        hasher = Hasher()
+        for at in range(0, item.source.nbytes, self.block_bytes):
+            if stop.is_set():
+                raise CopyStoppedError
+            block = self.in_block(min(self.block_bytes, item.source.nbytes - at))
+            self.read(item, at, block)
+            hasher.update(block)
+            yield at, block
+        item.check(hasher.digest())
 
     def stream(
         self,
@@ -106,216 +125,60 @@ class Copier:
             item: the source and where its bytes are.
             targets: the plan's targets.
             file: the shard of all of them.
-            stop: ends it early.
+            stop: ends it early, between two blocks.
 
         Returns:
             per target number, the extents that were written.
 
         Raises:
+            CopyStoppedError: `stop` was set.
             SourceError: its bytes are not there or not the published ones.
             StorageError, CommitError: the shard cannot be written.
         """
-        source = item.source
-        size = ITEM_BYTES[source.dtype]
-        runs = [piece for piece in source.pieces if targets[piece.target].streamed]
+        size = ITEM_BYTES[item.source.dtype]
+        runs = [
+            _Run(piece, targets[piece.target].offset, size)
+            for piece in item.source.pieces
+            if targets[piece.target].streamed
+        ]
         # One run that is the whole source: its digest is the source's own.
-        single = len(runs) == 1 and runs[0].elements * size == source.nbytes
-        hashers = [Hasher() for _ in runs]
-        whole = Hasher()
+        single = len(runs) == 1 and runs[0].length == item.source.nbytes
         first = 0
-        for at in range(0, source.nbytes, self.block_bytes):
-            if stop.is_set():
-                raise CopyStoppedError
-            block = self._block(self._in, min(self.block_bytes, source.nbytes - at))
-            self.reader.read_into(
-                item.arrival.location, item.arrival.offset + at, block, item.where()
-            )
-            whole.update(block)
+        for at, block in self.blocks(item, stop):
+            end = at + len(block)
             for number in range(first, len(runs)):
-                piece = runs[number]
-                begin, end = piece.src_offset * size, (piece.src_offset + piece.elements) * size
-                if begin >= at + len(block):
+                run = runs[number]
+                if run.begin >= end:
                     break
-                part = block[max(begin, at) - at : end - at]
+                skipped = max(run.begin, at) - run.begin
+                part = block[run.begin + skipped - at : run.begin + run.length - at]
                 if not single:
-                    hashers[number].update(part)
-                target = targets[piece.target]
-                skipped = max(begin, at) - begin
-                file.write(target.offset + piece.dst_offset * size + skipped, part)
-                if end <= at + len(block):
+                    run.hasher.update(part)
+                file.write(run.place + skipped, part)
+                if run.begin + run.length <= end:
                     first = number + 1
-        digest = whole.digest()
-        item.check(digest)
         placed: dict[int, list[PlacedExtent]] = {}
-        for piece, hasher in zip(runs, hashers, strict=True):
-            extent = Extent(
-                length=piece.elements * size, digest=digest if single else hasher.digest()
-            )
-            entry = PlacedExtent(piece.dst_offset * size, extent)
-            placed.setdefault(piece.target, []).append(entry)
+        for run in runs:
+            digest = item.arrival.digest if single else run.hasher.digest()
+            entry = PlacedExtent(run.offset, Extent(length=run.length, digest=digest))
+            placed.setdefault(run.target, []).append(entry)
         return placed
 
-    # ---- all other targets
 
-    def assemble(
-        self,
-        target: Target,
-        number: int,
-        inputs: Sequence[Input],
-        file: ShardFile,
-        stop: threading.Event,
-    ) -> list[PlacedExtent]:
-        """Put a target together from all of its sources and write it.
+class _Run:
+    """A piece that is one run; everything in bytes: `begin` in the source, `place` in the file."""
 
-        Args:
-            target: the HF tensor.
-            number: its number in the plan.
-            inputs: all of its sources.
-            file: its shard.
-            stop: ends it early.
+    __slots__ = ("begin", "hasher", "length", "offset", "place", "target")
 
-        Raises:
-            SourceError, StorageError, CommitError: as `stream`.
-        """
-        columns = max(1, target.shape[-1]) if target.shape else 1
-        feeds = [_feed(item, number, columns) for item in inputs]
-        if all(feed is not None for feed in feeds):
-            present = [feed for feed in feeds if feed is not None]
-            digest = self._by_rows(target, columns, present, file, stop)
-        else:
-            digest = self._whole(target, number, inputs, file, stop)
-        return [PlacedExtent(0, Extent(length=target.nbytes, digest=digest))]
-
-    def _by_rows(
-        self,
-        target: Target,
-        columns: int,
-        feeds: Sequence[_Feed],
-        file: ShardFile,
-        stop: threading.Event,
-    ) -> str:
-        size = ITEM_BYTES[target.dtype]
-        width = columns * size
-        rows = target.nbytes // width
-        step = max(1, self.block_bytes // width)
-        hasher = Hasher()
-        for top in range(0, rows, step):
-            if stop.is_set():
-                raise CopyStoppedError
-            bottom = min(rows, top + step)
-            block = self._block(self._out, (bottom - top) * width)
-            table: Any = np.frombuffer(block, np.uint8).reshape(bottom - top, width)
-            for feed in feeds:
-                self._fill(table, top, bottom, feed, size)
-            hasher.update(block)
-            file.write(target.offset + top * width, block)
-        for feed in feeds:
-            feed.item.check(feed.hasher.digest())
-        return hasher.digest()
-
-    def _fill(self, table: Any, top: int, bottom: int, feed: _Feed, size: int) -> None:
-        """Copy the feed's rows between `top` and `bottom` into their columns of the block."""
-        piece = feed.piece
-        first, last = max(top, feed.row), min(bottom, feed.row + piece.rows)
-        if first >= last:
-            return
-        wide = piece.cols * size
-        part = self._block(self._in, (last - first) * wide)
-        offset = feed.item.arrival.offset + (first - feed.row) * wide
-        self.reader.read_into(feed.item.arrival.location, offset, part, feed.item.where())
-        feed.hasher.update(part)
-        left = feed.column * size
-        table[first - top : last - top, left : left + wide] = np.frombuffer(part, np.uint8).reshape(
-            last - first, wide
-        )
-
-    def _whole(
-        self,
-        target: Target,
-        number: int,
-        inputs: Sequence[Input],
-        file: ShardFile,
-        stop: threading.Event,
-    ) -> str:
-        """Any pieces (transposes, interleaved rows): the target and one source at a time in memory.
-
-        Only what no region walk can stream comes here; memory is that of one tensor.
-        """
-        item_type = _UINT[ITEM_BYTES[target.dtype]]
-        result: Any = np.empty(target.nbytes // ITEM_BYTES[target.dtype], item_type)
-        for item in inputs:
-            values: Any = np.frombuffer(self._verified(item, stop), item_type)
-            for piece in item.source.pieces:
-                if piece.target == number:
-                    _grid(result, piece, "dst")[...] = _grid(values, piece, "src")
-        data = memoryview(result).cast("B")
-        hasher = Hasher()
-        for at in range(0, len(data), self.block_bytes):
-            if stop.is_set():
-                raise CopyStoppedError
-            block = data[at : at + self.block_bytes]
-            hasher.update(block)
-            file.write(target.offset + at, block)
-        return hasher.digest()
-
-    def _verified(self, item: Input, stop: threading.Event) -> bytearray:
-        data = bytearray(item.source.nbytes)
-        hasher = Hasher()
-        for at in range(0, len(data), self.block_bytes):
-            if stop.is_set():
-                raise CopyStoppedError
-            block = memoryview(data)[at : at + self.block_bytes]
-            self.reader.read_into(
-                item.arrival.location, item.arrival.offset + at, block, item.where()
-            )
-            hasher.update(block)
-        item.check(hasher.digest())
-        return data
-
-
-@dataclass
-class _Feed:
-    """A source that is one run, spread over `rows` rows of a target at (row, column)."""
-
-    item: Input
-    piece: Piece
-    row: int
-    column: int
-    hasher: Hasher = field(default_factory=Hasher)
-
-
-def _feed(item: Input, number: int, columns: int) -> _Feed | None:
-    pieces = item.source.pieces
-    if len(pieces) != 1 or pieces[0].target != number:
-        return None
-    piece = pieces[0]
-    row, column = divmod(piece.dst_offset, columns)
-    size = ITEM_BYTES[item.source.dtype]
-    is_run = piece.src_offset == 0 and piece.elements * size == item.source.nbytes
-    by_rows = piece.rows == 1 or (
-        piece.src_row_step == piece.cols and piece.dst_row_step == columns
-    )
-    straight = piece.cols == 1 or (piece.src_col_step == 1 and piece.dst_col_step == 1)
-    if not (is_run and by_rows and straight and column + piece.cols <= columns):
-        return None
-    return _Feed(item, piece, row, column)
-
-
-def _grid(values: Any, piece: Piece, side: str) -> Any:
-    """The piece's elements of a flat array as a [rows, cols] view."""
-    offset: int = getattr(piece, f"{side}_offset")
-    row_step: int = getattr(piece, f"{side}_row_step")
-    col_step: int = getattr(piece, f"{side}_col_step")
-    last = offset + (piece.rows - 1) * row_step + (piece.cols - 1) * col_step
-    if not 0 <= offset <= last < values.size:
-        raise IndexError(f"{side} of {piece} leaves a tensor of {values.size} elements")
-    return np.lib.stride_tricks.as_strided(
-        values[offset:],
-        (piece.rows, piece.cols),
-        (row_step * values.itemsize, col_step * values.itemsize),
-    )
+    def __init__(self, piece: Piece, target_offset: int, size: int) -> None:
+        self.target = piece.target
+        self.begin, self.length = piece.src_offset * size, piece.elements * size
+        self.offset = piece.dst_offset * size
+        self.place = target_offset + self.offset
+        self.hasher = Hasher()
 
 
 def merge_extents(placed: Mapping[int, Sequence[PlacedExtent]], number: int) -> tuple[Extent, ...]:
-    """A target's extents in file order."""
-    return tuple(entry.extent for entry in sorted(placed[number], key=lambda entry: entry.offset))
+    """A target's extents in file order; none for a tensor without elements."""
+    entries = sorted(placed.get(number, ()), key=lambda entry: entry.offset)
+    return tuple(entry.extent for entry in entries)

@@ -9,19 +9,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from ..bus.events import end_version, publish_event, read_event
 from ..bus.interface import Bus, SubjectTakenError
 from ..schemas.errors import BusError, StorageError, VersionConflictError, WeightbusError
-from ..schemas.events import Outcome, ShardPersisted, VersionAborted
+from ..schemas.events import (
+    AnyEvent,
+    ChunkReady,
+    Outcome,
+    ProducerSealed,
+    ShardPersisted,
+    VersionAborted,
+    VersionOpened,
+)
+from .assembly import Assembly
 from .attempts import AttemptState, VersionState, origin_of
 from .commit import Committer
 from .config import WriterConfig
 from .copy import CopyStoppedError
 from .paths import VersionPaths
+from .plan_types import Plan
+from .shard_work import Lane, VersionWork
 from .steps import Step, Steps
 
 _log = logging.getLogger(__name__)
@@ -49,10 +61,87 @@ class Finisher:
         root: Path,
         steps: Steps,
         group: asyncio.TaskGroup,
+        lanes: Sequence[Lane],
         numbers: dict[str, float],
     ) -> None:
         self._bus, self._config, self._root, self._steps = bus, config, root, steps
-        self._group, self._numbers = group, numbers
+        self._group, self._lanes, self._numbers = group, lanes, numbers
+
+    # ---- what the events ask for
+
+    def take(
+        self,
+        state: VersionState,
+        attempt: AttemptState,
+        event: AnyEvent,
+        sequence: int,
+        *,
+        live: bool,
+    ) -> None:
+        """Give one of the version's events to its assembly; when live, do what it asks for.
+
+        Raises:
+            VersionConflictError, LayoutError, PairingError: it contradicts what is known.
+        """
+        plan = attempt.plan
+        if plan is None:
+            raise VersionConflictError("a version without a plan", where={"version": state.key})
+        assembly, work = self._parts(state, attempt, plan)
+        match event:
+            case VersionOpened():
+                assembly.opened(event, sequence)
+            case ChunkReady():
+                arrivals = assembly.chunk(event, sequence)
+                for arrival in arrivals if live else ():
+                    work.arrived(plan.sources[arrival.key], assembly)
+            case ProducerSealed():
+                assembly.seal(event, sequence)
+                if assembly.sealed:
+                    state.times.sealed = time.monotonic()
+                    if live:
+                        work.sealed()
+            case ShardPersisted():
+                assembly.shard(event, sequence)
+                state.last_shard_by = event.writer
+                if event.writer == self._config.index:
+                    work.skip(event.shard)
+            case _:
+                pass  # the service keeps other kinds to itself
+        if assembly.persisted:
+            self._persisted(state, attempt, live=live)
+
+    def resume(self, state: VersionState, attempt: AttemptState) -> None:
+        """The stream's end is reached: do everything that the version's state asks for."""
+        plan = attempt.plan
+        if state.failure is not None or plan is None or state.assembly is None:
+            return
+        assembly, work = self._parts(state, attempt, plan)
+        for source in plan.sources.values():
+            work.arrived(source, assembly)
+        if assembly.sealed:
+            work.sealed()
+        if assembly.persisted:
+            self._persisted(state, attempt, live=True)
+
+    def _parts(
+        self, state: VersionState, attempt: AttemptState, plan: Plan
+    ) -> tuple[Assembly, VersionWork]:
+        if state.assembly is None or state.work is None:
+            state.assembly = Assembly(state.key, plan, attempt.layouts)
+            state.work = VersionWork(
+                state.key, plan, self._root, self._config, self._lanes, self._steps,
+                lambda work: self.spawn(state, work), self.announce,
+            )  # fmt: skip
+        return state.assembly, state.work
+
+    def _persisted(self, state: VersionState, attempt: AttemptState, *, live: bool) -> None:
+        if state.times.persisted is None:
+            state.times.persisted = time.monotonic()
+        if live and not state.committing:
+            state.committing = True
+            self.spawn(state, self._commit(state, attempt))
+
+    # ---- tasks
 
     def spawn(self, state: VersionState, work: Awaitable[None]) -> None:
         """Do something for a version in a task; a named error ends the version."""
@@ -72,13 +161,19 @@ class Finisher:
         task.add_done_callback(state.tasks.discard)
 
     async def persistent(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Await what the bus or the disk may refuse for a while, again until it works."""
-        wait_s = 0.1
+        """Await what the bus may refuse for a while, without end, or the disk, until a deadline.
+
+        Raises:
+            StorageError: the disk has refused for `storage_deadline_s`.
+            WeightbusError: what no repetition mends.
+        """
+        deadline, wait_s = time.monotonic() + self._config.storage_deadline_s, 0.1
         while True:
             try:
                 return await call()
             except (BusError, StorageError) as error:
-                if not error.retryable:
+                late = time.monotonic() > deadline and isinstance(error, StorageError)
+                if not error.retryable or late:
                     raise
                 _log.warning("%s Trying again in %.1f s.", error, wait_s)
             await asyncio.sleep(wait_s)
@@ -112,12 +207,6 @@ class Finisher:
                 ) from taken
         self._numbers["shards_persisted_total"] += 1
         self._numbers["persisted_bytes_total"] += event.nbytes
-
-    def commit_soon(self, state: VersionState, attempt: AttemptState) -> None:
-        """Every shard is durable: commit, once."""
-        if not state.committing:
-            state.committing = True
-            self.spawn(state, self._commit(state, attempt))
 
     async def _commit(self, state: VersionState, attempt: AttemptState) -> None:
         """The writer of the last shard commits; the others only if it does not in time."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..schemas.digest import Hasher
 from ..schemas.dtypes import ITEM_BYTES, DType
+from ..schemas.errors import OriginError
 from ..schemas.layout import Layout
 from .certificate import certificate_of
 from .conversion.family import Conversion, Family
@@ -62,9 +63,15 @@ def build_plan(
     Raises:
         UnknownParameterError: names that no rule knows.
         CoverageError: the certificate does not hold.
-        OriginError: the config lacks a number that a rule needs.
+        OriginError: the config lacks a number that a rule needs, or the expectation shapes.
         ConfigError: a writer count or shard size that cannot work.
     """
+    nameless = next((n for n, e in expectation.tensors.items() if e.shape is None), None)
+    if nameless is not None:
+        raise OriginError(
+            f"a plan needs the origin's headers, of {nameless} only the name is known",
+            next_step="give the origin checkpoint's folder with its safetensors files",
+        )
     found = survey(layouts, expectation, family, missing=missing, dtype=dtype)
     certificate_of(found, len(layouts), family.name, missing).require()
     tensors = {

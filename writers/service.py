@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable
 from pathlib import Path
 
 from ..bus.events import Received, read_event
@@ -27,9 +26,7 @@ from ..schemas.errors import (
     BusError,
     MalformedEventError,
     SequenceGapError,
-    StorageError,
     VersionAbortedError,
-    VersionConflictError,
     WeightbusError,
 )
 from ..schemas.events import (
@@ -44,7 +41,6 @@ from ..schemas.events import (
     VersionKey,
     VersionOpened,
 )
-from .assembly import Assembly
 from .attempts import AttemptState, VersionState, make_plan, read_attempts
 from .checkpoint import Checkpoint, checkpoint_path, load_checkpoint, save_checkpoint
 from .commit import discard, withdraw
@@ -52,7 +48,7 @@ from .config import WriterConfig
 from .finish import Finisher
 from .paths import VersionPaths, check_apart, hidden_folders
 from .shard_file import storage_error
-from .shard_work import Lane, VersionWork
+from .shard_work import Lane
 from .steps import NoSteps, Step, Steps
 
 _log = logging.getLogger(__name__)
@@ -129,8 +125,9 @@ class Writer:
         try:
             async with asyncio.TaskGroup() as group:
                 self._finish = Finisher(
-                    self._bus, self._config, self._root, self._steps, group, self._numbers
-                )
+                    self._bus, self._config, self._root, self._steps, group, self._lanes,
+                    self._numbers,
+                )  # fmt: skip
                 await self._follow()
         except ExceptionGroup as errors:
             # One named error is what a user can act on; more than one is shown as it is.
@@ -341,56 +338,9 @@ class Writer:
         backlog, state.backlog = state.backlog, []
         try:
             for event, message in backlog:
-                self._assemble(state, attempt, event, message.sequence)
+                self._finisher().take(state, attempt, event, message.sequence, live=self._live)
         except WeightbusError as error:
             self._fail(state, error)
-
-    def _assemble(
-        self, state: VersionState, attempt: AttemptState, event: object, sequence: int
-    ) -> None:
-        plan, opened = attempt.plan, attempt.opened
-        if plan is None or opened is None:
-            raise VersionConflictError("a version without a plan", where={"version": state.key})
-        if state.assembly is None or state.work is None:
-            state.assembly = Assembly(state.key, plan, opened.producers)
-            state.work = VersionWork(
-                state.key,
-                plan,
-                self._root,
-                self._config,
-                self._lanes,
-                self._steps,
-                self._finisher().announce,
-            )
-        assembly, work = state.assembly, state.work
-        todo: list[Awaitable[None]] = []
-        match event:
-            case ChunkReady():
-                for arrival in assembly.chunk(event, sequence):
-                    if self._live:
-                        todo += work.begin(plan.sources[arrival.key], assembly)
-            case ProducerSealed():
-                assembly.seal(event, sequence)
-                if assembly.sealed:
-                    state.times.sealed = time.monotonic()
-                    todo += [work.finish_empty()] if self._live else []
-            case ShardPersisted():
-                assembly.shard(event, sequence)
-                state.last_shard_by = event.writer
-                if event.writer == self._config.index:
-                    work.skip(event.shard)
-            case _:
-                pass
-        for one in todo:
-            self._finisher().spawn(state, one)
-        if assembly.persisted:
-            self._persisted(state, attempt)
-
-    def _persisted(self, state: VersionState, attempt: AttemptState) -> None:
-        if state.times.persisted is None:
-            state.times.persisted = time.monotonic()
-        if self._live:
-            self._finisher().commit_soon(state, attempt)
 
     async def _go_live(self) -> None:
         """The state is that of the stream: clean up, then do everything that it asks for."""
@@ -403,23 +353,11 @@ class Writer:
             await self._settle(attempt)
         self._supersede()
         for state in self._states():
-            self._resume(state, self._attempt(state.key.attempt))
+            self._finisher().resume(state, self._attempt(state.key.attempt))
         _log.info(
             "%s of run %s is live at sequence %d",
             self._config.name, self._config.run_id, self._next_sequence,
         )  # fmt: skip
-
-    def _resume(self, state: VersionState, attempt: AttemptState) -> None:
-        work, assembly = state.work, state.assembly
-        if state.failure is not None or attempt.plan is None or assembly is None or work is None:
-            return
-        for source in attempt.plan.sources.values():
-            for todo in work.begin(source, assembly):
-                self._finisher().spawn(state, todo)
-        if assembly.sealed:
-            self._finisher().spawn(state, work.finish_empty())
-        if assembly.persisted:
-            self._persisted(state, attempt)
 
     def _states(self) -> list[VersionState]:
         return [state for attempt in self._attempts.values() for state in attempt.versions.values()]
@@ -500,5 +438,5 @@ class Writer:
             attempt=attempt.number,
             nonce=attempt.opened.nonce,
         )
-        with contextlib.suppress(StorageError):  # only an optimisation
+        with contextlib.suppress(OSError):  # only an optimisation
             save_checkpoint(self._checkpoint_path(), checkpoint)

@@ -15,7 +15,11 @@ from ..schemas.errors import CommitError, StorageError, VersionError
 
 WRITE_BEHIND_BYTES = 32 * 1024 * 1024
 _SYNC_FILE_RANGE_WRITE = 2
-_PASSES = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EAGAIN, errno.EINTR}
+_PASSES = {
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE,
+    errno.EMFILE, errno.ENFILE, errno.EBUSY, errno.ETIMEDOUT,
+}  # fmt: skip
+_NO_ALLOCATION = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
 
 def storage_error(error: OSError, path: Path, doing: str) -> VersionError:
@@ -64,13 +68,22 @@ class ShardFile:
         except OSError as error:
             raise storage_error(error, path, "create a shard file") from error
         try:
-            if os.fstat(self._file).st_size != nbytes:
-                os.ftruncate(self._file, nbytes)
-            os.posix_fallocate(self._file, 0, nbytes)
+            self._allocate(nbytes)
         except OSError as error:
             self.close()
+            path.unlink(missing_ok=True)  # what it got of a full disk is of use to others
             raise storage_error(error, path, f"allocate {nbytes} bytes for a shard") from error
         self.write(0, header)
+
+    def _allocate(self, nbytes: int) -> None:
+        if os.fstat(self._file).st_size != nbytes:
+            os.ftruncate(self._file, nbytes)
+        try:
+            os.posix_fallocate(self._file, 0, nbytes)
+        except OSError as error:
+            # Some network file systems cannot: a full disk then shows at a write.
+            if error.errno not in _NO_ALLOCATION:
+                raise
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         """Write `data` at byte `offset`. Raises StorageError, CommitError."""
@@ -90,7 +103,12 @@ class ShardFile:
             )
 
     def sync(self) -> None:
-        """Make every byte durable. Raises StorageError."""
+        """Make every byte durable.
+
+        Raises:
+            StorageError: some bytes may be lost, and asking again may falsely succeed (Linux drops
+                the dirty mark of a page that it failed to write): write the whole file again.
+        """
         try:
             os.fdatasync(self._file)
         except OSError as error:

@@ -2,7 +2,8 @@
 
 Decisions are made on the event loop; bytes move on *lanes*: a lane is a thread with reused memory,
 and a shard always uses the same one, so a file is written by one thread (two threads in a file gain
-nothing: they share the inode's lock).
+nothing: they share the inode's lock). What is to be done waits in a queue per lane; one task per
+lane takes it from there in batches, as long as there is some.
 """
 
 from __future__ import annotations
@@ -11,28 +12,29 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from ..schemas.digest import digest_of
-from ..schemas.errors import CommitError, StorageError
+from ..schemas.errors import StorageError
 from ..schemas.events import ShardPersisted, VersionKey
-from ..schemas.manifest import ManifestTensor, ShardTable
-from .assembly import Arrival, Assembly, sources_of_shard
-from .assets import sync_folder, write_file
+from .assembly import Assembly, sources_of_shard
 from .config import WriterConfig
-from .copy import Copier, CopyStoppedError, Input, PlacedExtent, merge_extents
+from .copy import Copier, CopyStoppedError, Input
 from .paths import VersionPaths
 from .plan_types import Plan, Shard, Source
-from .shard_file import ShardFile, storage_error
-from .steps import Step, Steps
+from .shard_builder import AssembleUnit, ShardBuilder, StreamUnit, Unit
+from .steps import Steps
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-Unit: TypeAlias = tuple[str, object]
-"""Something to be done for a shard: ("stream", source key) or ("assemble", target number)."""
+Spawn: TypeAlias = Callable[[Coroutine[None, None, None]], None]
+Announce: TypeAlias = Callable[[ShardPersisted], Awaitable[None]]
+_BATCH_BYTES = 64 * 1024 * 1024
+_MAX_WAIT_S = 10.0
 
 
 class Lane:
@@ -53,124 +55,16 @@ class Lane:
         self._copier.close()
 
 
-class ShardBuilder:
-    """One shard being filled; every method runs on the shard's lane."""
+@dataclass
+class _Work:
+    """One shard's part: `left` counts units that have not been done yet."""
 
-    def __init__(
-        self,
-        key: VersionKey,
-        plan: Plan,
-        shard: Shard,
-        paths: VersionPaths,
-        config: WriterConfig,
-        steps: Steps,
-        stop: threading.Event,
-    ) -> None:
-        self._key, self._plan, self._shard = key, plan, shard
-        self._paths, self._config, self._steps = paths, config, steps
-        self._stop = stop
-        self._file: ShardFile | None = None
-        self._placed: dict[int, list[PlacedExtent]] = {}
-
-    def stream(self, copier: Copier, item: Input) -> None:
-        """Write a source's runs."""
-        file = self._open()
-        self._steps.reached(Step.COPY, self._key)
-        for number, extents in copier.stream(item, self._plan.targets, file, self._stop).items():
-            self._placed.setdefault(number, []).extend(extents)
-
-    def assemble(self, copier: Copier, number: int, inputs: list[Input]) -> None:
-        """Put a target together from all of its sources."""
-        file = self._open()
-        self._steps.reached(Step.COPY, self._key)
-        target = self._plan.targets[number]
-        self._placed[number] = copier.assemble(target, number, inputs, file, self._stop)
-
-    def finish(self) -> ShardPersisted:
-        """Make the shard durable and write its table; returns the event that announces it."""
-        file = self._open()
-        self._steps.reached(Step.SYNC_SHARD, self._key)
-        if self._config.durable:
-            file.sync()
-        self._steps.reached(Step.WRITE_TABLE, self._key)
-        table = self._table()
-        data = table.model_dump_json().encode()
-        name = f"{self._shard.file}.json"
-        try:
-            self._paths.tables.mkdir(parents=True, exist_ok=True)
-            write_file(self._paths.tables / name, data, durable=self._config.durable)
-            if self._config.durable:
-                sync_folder(self._paths.tables)
-                sync_folder(self._paths.partial)
-        except FileNotFoundError as error:
-            raise self._folder_lost(error) from error
-        except OSError as error:
-            raise storage_error(error, self._paths.tables, "write a shard's table") from error
-        self.close()
-        return ShardPersisted(
-            version=self._key,
-            plan_digest=self._plan.digest,
-            writer=self._config.index,
-            writers=self._config.count,
-            shard=self._shard.index,
-            shards=len(self._plan.shards),
-            file=self._shard.file,
-            nbytes=self._shard.nbytes,
-            digest=table.digest,
-            table_digest=digest_of(data),
-        )
-
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
-
-    def _open(self) -> ShardFile:
-        if self._stop.is_set():
-            raise CopyStoppedError
-        if self._file is None:
-            self._steps.reached(Step.OPEN_SHARD, self._key)
-            partial = self._paths.partial
-            try:
-                partial.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise storage_error(error, partial, "create a version's hidden folder") from error
-            self._file = ShardFile(
-                partial / self._shard.file,
-                self._shard.nbytes,
-                self._shard.header,
-                write_behind=self._config.durable,
-            )
-        return self._file
-
-    def _table(self) -> ShardTable:
-        return ShardTable(
-            file=self._shard.file,
-            writer=self._config.index,
-            nbytes=self._shard.nbytes,
-            header_bytes=len(self._shard.header),
-            header_digest=digest_of(self._shard.header),
-            tensors=tuple(
-                ManifestTensor(
-                    name=target.name,
-                    dtype=target.dtype,
-                    shape=target.shape,
-                    offset=target.offset,
-                    extents=merge_extents(self._placed, number),
-                )
-                for number, target in (
-                    (number, self._plan.targets[number]) for number in self._shard.targets
-                )
-            ),
-        )
-
-    def _folder_lost(self, error: FileNotFoundError) -> CommitError:
-        return CommitError(
-            "the version's hidden folder was removed while it was written",
-            where={"version": self._key, "folder": error.filename},
-            next_step="something else removes files from the versions' folder",
-        )
+    builder: ShardBuilder
+    lane: int
+    left: int
+    assembled: set[int] = field(default_factory=set[int])
+    units: list[Unit] = field(default_factory=list[Unit])
+    done: bool = False
 
 
 class VersionWork:
@@ -183,6 +77,7 @@ class VersionWork:
         config: the writer's options.
         lanes: the IO threads.
         steps: told of each step.
+        spawn: runs something as a task of the version.
         announce: publishes shard-persisted; returns when the server has it.
     """
 
@@ -192,110 +87,170 @@ class VersionWork:
         plan: Plan,
         root: Path,
         config: WriterConfig,
-        lanes: list[Lane],
+        lanes: Sequence[Lane],
         steps: Steps,
-        announce: Callable[[ShardPersisted], Awaitable[None]],
+        spawn: Spawn,
+        announce: Announce,
     ) -> None:
         self._key, self._plan, self._config = key, plan, config
-        self._lanes, self._announce = lanes, announce
+        self._lanes, self._spawn, self._announce = lanes, spawn, announce
         self.stop = threading.Event()
+        self._queues: list[deque[Unit]] = [deque() for _ in lanes]
+        self._pumping = [False for _ in lanes]
         paths = VersionPaths.of(root, key)
-        self._builders: dict[int, ShardBuilder] = {}
-        self._left: dict[int, set[Unit]] = {}
-        self._lane: dict[int, Lane] = {}
-        for position, shard in enumerate(plan.shards_of(config.index)):
-            self._builders[shard.index] = ShardBuilder(
-                key, plan, shard, paths, config, steps, self.stop
+        self._shards = {
+            shard.index: _Work(
+                ShardBuilder(key, plan, shard, paths, config, steps, self.stop),
+                position % len(lanes),
+                self._count(shard),
             )
-            self._left[shard.index] = self._units(shard)
-            self._lane[shard.index] = lanes[position % len(lanes)]
-
-    def _units(self, shard: Shard) -> set[Unit]:
-        targets = self._plan.targets
-        units: set[Unit] = {
-            ("assemble", number) for number in shard.targets if not targets[number].streamed
+            for position, shard in enumerate(plan.shards_of(config.index))
         }
-        for source in sources_of_shard(self._plan, shard.index):
-            if any(targets[piece.target].streamed for piece in source.pieces):
-                units.add(("stream", source.key))
-        return units
+
+    def _count(self, shard: Shard) -> int:
+        targets = self._plan.targets
+        assembled = sum(
+            1 for number in shard.targets if not targets[number].streamed and targets[number].nbytes
+        )
+        streams = sum(
+            1
+            for source in sources_of_shard(self._plan, shard.index)
+            if any(targets[piece.target].streamed for piece in source.pieces)
+        )
+        return assembled + streams
+
+    # ---- what the events say
 
     def skip(self, shard: int) -> None:
         """This shard is durable already: an earlier life of this writer has announced it."""
-        self._left.pop(shard, None)
+        work = self._shards.get(shard)
+        if work is not None:
+            work.done = True
+            work.units.clear()
 
-    def begin(self, source: Source, assembly: Assembly) -> list[Awaitable[None]]:
-        """What can be done now that a source has arrived; each to be awaited in a task."""
-        shard = source.shard
+    def arrived(self, source: Source, assembly: Assembly) -> None:
+        """A source has arrived: queue what can be done now. Call it once per source."""
         arrival = assembly.arrival(source.key)
-        if shard is None or arrival is None or shard not in self._left:
-            return []
-        work: list[Awaitable[None]] = []
-        builder = self._builders[shard]
-        if ("stream", source.key) in self._left[shard]:
-            item = Input(source, arrival)
-            work.append(
-                self._unit(
-                    shard, ("stream", source.key), lambda copier: builder.stream(copier, item)
-                )
-            )
-        for number in dict.fromkeys(piece.target for piece in source.pieces):
-            target = self._plan.targets[number]
-            if not target.streamed and assembly.has_all(target.sources):
-                work.append(self._assembly(shard, number, assembly))
-        return work
-
-    def _assembly(self, shard: int, number: int, assembly: Assembly) -> Awaitable[None]:
-        arrivals = [
-            (key, assembly.arrival(key)) for key in self._plan.targets[number].sources
-        ]  # fmt: skip
-        inputs = [
-            Input(self._plan.sources[key], arrival)
-            for key, arrival in arrivals
-            if isinstance(arrival, Arrival)
-        ]
-        builder = self._builders[shard]
-        return self._unit(
-            shard, ("assemble", number), lambda copier: builder.assemble(copier, number, inputs)
-        )
-
-    async def _unit(self, shard: int, unit: Unit, work: Callable[[Copier], None]) -> None:
-        await self._retried(shard, work)
-        left = self._left.get(shard)
-        if left is None or unit not in left:
+        work = None if source.shard is None else self._shards.get(source.shard)
+        if work is None or work.done or arrival is None or source.shard is None:
             return
-        left.remove(unit)
-        if not left:
-            await self.finish(shard)
+        numbers = dict.fromkeys(piece.target for piece in source.pieces)
+        if any(self._plan.targets[number].streamed for number in numbers):
+            self._queue(work, StreamUnit(source.shard, Input(source, arrival)))
+        for number in numbers:
+            target = self._plan.targets[number]
+            if target.streamed or number in work.assembled or not assembly.has_all(target.sources):
+                continue
+            work.assembled.add(number)
+            arrivals = [(key, assembly.arrival(key)) for key in target.sources]
+            inputs = [
+                Input(self._plan.sources[key], found)
+                for key, found in arrivals
+                if found is not None
+            ]
+            self._queue(work, AssembleUnit(source.shard, number, inputs))
 
-    async def finish_empty(self) -> None:
-        """Shards with nothing to copy (tensors without elements only)."""
-        for shard in [shard for shard, left in self._left.items() if not left]:
-            await self.finish(shard)
+    def sealed(self) -> None:
+        """Everything has arrived: shards with nothing to copy can be finished too."""
+        for number, work in self._shards.items():
+            if not work.done and not work.left:
+                self._spawn(self._finish(number))
 
-    async def finish(self, shard: int) -> None:
-        """Every byte of a shard is there: make it durable and say so."""
-        del self._left[shard]
-        builder = self._builders[shard]
-        event = await self._retried(shard, lambda _copier: builder.finish())
-        await self._announce(event)
+    def _queue(self, work: _Work, unit: Unit) -> None:
+        work.units.append(unit)
+        self._queues[work.lane].append(unit)
+        if not self._pumping[work.lane]:
+            self._pumping[work.lane] = True
+            self._spawn(self._pump(work.lane))
 
-    async def _retried(self, shard: int, work: Callable[[Copier], T]) -> T:
-        """Run on the shard's lane; a full or failing disk is tried again until the deadline."""
-        deadline = time.monotonic() + self._config.storage_deadline_s
-        wait_s = 0.1
+    # ---- the work
+
+    async def _pump(self, lane: int) -> None:
+        queue = self._queues[lane]
+        try:
+            while queue:
+                batch = self._batch(queue)
+                done: list[Unit] = []
+                await self._retried(lane, lambda copier, b=batch, d=done: self._do(copier, b, d))
+                for unit in done:
+                    self._shards[unit.shard].left -= 1
+                for number in dict.fromkeys(unit.shard for unit in done):
+                    if not self._shards[number].left and not self._shards[number].done:
+                        await self._finish(number)
+        finally:
+            self._pumping[lane] = False
+
+    def _batch(self, queue: deque[Unit]) -> deque[Unit]:
+        """The next units, enough to be worth the hop to another thread."""
+        batch = deque([queue.popleft()])
+        nbytes = batch[0].nbytes
+        while queue and nbytes + queue[0].nbytes <= _BATCH_BYTES:
+            batch.append(queue.popleft())
+            nbytes += batch[-1].nbytes
+        return batch
+
+    def _do(self, copier: Copier, batch: deque[Unit], done: list[Unit]) -> None:
+        """On the lane: what is done leaves the batch, so that a second try goes on from there."""
+        while batch:
+            unit = batch[0]
+            self._shards[unit.shard].builder.do(copier, unit)
+            done.append(batch.popleft())
+
+    async def _finish(self, number: int) -> None:
+        """Every byte of a shard is there: make it durable, describe it and say so."""
+        work = self._shards[number]
+        work.done = True
+        lane, builder = self._lanes[work.lane], work.builder
+        deadline, wait_s = self._deadline(), 0.1
         while True:
             try:
-                return await self._lane[shard].run(work)
+                await lane.run(lambda _: builder.sync())
+                break
             except StorageError as error:
-                if time.monotonic() + wait_s > deadline:
-                    raise
-                _log.warning("version %s: %s Trying again in %.1f s.", self._key, error, wait_s)
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, 10.0)
+                wait_s = await self._wait(error, deadline, wait_s)
+            await self._retried(work.lane, lambda _: builder.reset())
+            again = deque(work.units)
+            await self._retried(work.lane, lambda copier, b=again: self._do(copier, b, []))
+        event = await self._retried(work.lane, lambda _: builder.describe())
+        await lane.run(lambda _: builder.close())
+        work.units.clear()
+        # Not here: the lane has other shards to fill while the server is away.
+        self._spawn(self._say(event))
+
+    async def _say(self, event: ShardPersisted) -> None:
+        await self._announce(event)
+
+    # ---- disks that fail
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._config.storage_deadline_s
+
+    async def _retried(self, lane: int, work: Callable[[Copier], T]) -> T:
+        """Run on a lane; a full or failing disk is tried again until the deadline."""
+        deadline, wait_s = self._deadline(), 0.1
+        while True:
+            try:
+                return await self._lanes[lane].run(work)
+            except StorageError as error:
+                wait_s = await self._wait(error, deadline, wait_s)
+
+    async def _wait(self, error: StorageError, deadline: float, wait_s: float) -> float:
+        """Wait before another try; returns how long to wait the next time."""
+        if self.stop.is_set():
+            raise CopyStoppedError from error
+        if time.monotonic() + wait_s > deadline:
+            raise error
+        _log.warning("version %s: %s Trying again in %.1f s.", self._key, error, wait_s)
+        await asyncio.sleep(wait_s)
+        return min(2 * wait_s, _MAX_WAIT_S)
 
     async def end(self) -> None:
-        """The version has ended: close every file, on the lane that uses it."""
+        """The version has ended: close its files, on the lanes that use them."""
         self.stop.set()
-        for shard, builder in self._builders.items():
-            await self._lane[shard].run(lambda _copier, builder=builder: builder.close())
+        for queue in self._queues:
+            queue.clear()
+        for work in self._shards.values():
+            work.units.clear()
+            await self._lanes[work.lane].run(lambda _, builder=work.builder: builder.close())
+        for lane in self._lanes:
+            await lane.run(lambda copier: copier.close())
