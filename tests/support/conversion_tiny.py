@@ -127,8 +127,9 @@ def save_origin(config: Any, folder: Path) -> Weights:
     weights = load_file(folder / "model.safetensors")
     for name in sorted(weights):
         value = weights[name]
-        noise = 0.2 * rng.standard_normal(value.shape)
-        weights[name] = (value + noise).astype(np.float32) if value.ndim < 2 else value
+        if value.ndim < 2 or value.min() == value.max():
+            noise = 0.2 * rng.standard_normal(value.shape)
+            weights[name] = (value + noise).astype(np.float32)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     return weights
 
