@@ -23,7 +23,7 @@ MAGIC = b"gu01"
 _HEAD = struct.Struct("<4sIQ")
 FLOAT_BYTES: dict[DType, int] = {"BF16": 2, "F16": 2, "F32": 4}
 """The element types that have ulp steps."""
-SMALL_CHANGE = 0.5
+SMALL_CHANGE = 0.8
 """Above this share of changed elements the steps save nothing against xor or the whole tensor."""
 
 
@@ -40,7 +40,7 @@ class GapUlp:
         self.backend: Backend = backend
 
     def encode(self, old: RawBytes, new: RawBytes, dtype: DType) -> bytes | NoBlob:
-        """See `Codec`; too different are other dtypes and changes of over half of the elements."""
+        """See `Codec`; too different are other dtypes and changes of over 4/5 of the elements."""
         before, after = pair_of(old, new)
         item_bytes = FLOAT_BYTES.get(dtype)
         if item_bytes is None:

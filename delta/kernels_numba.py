@@ -12,9 +12,11 @@ from .buffers import U8, Words
 
 GO_ON = 255
 RAW = 255
+LINE_BYTES = 64
+AHEAD_ITEMS = 4096
 
 
-def _scan(
+def _scan(  # noqa: PLR0912 - numba inlines no closures; one loop, eight arrays
     old8: Words, new8: Words, old: Words, new: Words, limit: int,
     gaps: U8, steps: U8, raws: Words,
 ) -> tuple[int, int, int]:  # fmt: skip
@@ -24,18 +26,27 @@ def _scan(
     top = 8 * old.itemsize
     half = 1 << (top - 1)
     whole = old8.size
+    zero, lane_mask = np.uint64(0), np.uint64(2 * half - 1)
     count, at_gap, at_raw, first = 0, 0, 0, 0
     for word in range(whole + 1):
         if word < whole:
-            if old8[word] == new8[word]:
+            rest = old8[word] ^ new8[word]
+            if rest == zero:
                 continue
-            begin, end = word * per, word * per + per
-        else:
-            begin, end = whole * per, old.size
-        for i in range(begin, end):
+            begin = word * per
+        else:  # the elements behind the last eight bytes
+            rest = zero
+            for tail in range(old.size - whole * per):
+                differ = old[whole * per + tail] ^ new[whole * per + tail]
+                rest |= np.uint64(differ) << np.uint64(tail * top)
+            begin = whole * per
+        while rest != zero:
+            lane = 0  # of the first element that differs, without a branch per element
+            for k in range(1, per):
+                lane += (rest << np.uint64(64 - k * top)) == zero
+            rest &= ~(lane_mask << np.uint64(lane * top))
+            i = begin + lane
             a, b = np.int64(old[i]), np.int64(new[i])
-            if a == b:
-                continue
             if count == limit:
                 return -1, 0, 0
             gap = i - first
@@ -62,14 +73,21 @@ def _scan(
     return count, at_gap, at_raw
 
 
-def _patch(data: Words, gaps: U8, steps: U8, raws: Words) -> None:
+def _patch(data: Words, gaps: U8, steps: U8, raws: Words) -> int:
     top = 8 * data.itemsize
     half = 1 << (top - 1)
     low = half - 1
     mask = (half << 1) - 1
     at, count, at_raw = np.int64(0), 0, 0
+    # Sparse changes defeat the hardware's prefetching: lines are touched in order ahead of them.
+    touched, line, seen = np.int64(0), LINE_BYTES // data.itemsize, np.int64(0)
     for gap in gaps:
         at += gap
+        if touched <= at:
+            end = min(data.size, at + AHEAD_ITEMS)
+            while touched < end:
+                seen ^= np.int64(data[touched])
+                touched += line
         if gap == GO_ON:
             continue
         code = np.int64(steps[count])
@@ -88,6 +106,7 @@ def _patch(data: Words, gaps: U8, steps: U8, raws: Words) -> None:
             data[at] = a
         count += 1
         at += 1
+    return seen  # so that the touching is not compiled away
 
 
 def _compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
