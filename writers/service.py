@@ -355,8 +355,8 @@ class Writer:
         for state in self._states():
             self._finisher().resume(state, self._attempt(state.key.attempt))
         _log.info(
-            "%s of run %s is live at sequence %d",
-            self._config.name, self._config.run_id, self._next_sequence,
+            "%s of run %s is live at sequence %d, %d versions in progress",
+            self._config.name, self._config.run_id, self._next_sequence, len(self._states()),
         )  # fmt: skip
 
     def _states(self) -> list[VersionState]:
