@@ -253,6 +253,20 @@ class Assembly:
         """A source's arrival, when it has arrived."""
         return self._arrived.get(key)
 
+    def digests(self) -> dict[int, dict[int, str]]:
+        """By rank and layout index, the digests of what is published and of the replicas looked at.
+
+        A producer publishes a tensor once, whoever else holds the same part; of those others, a
+        seal brings the digests of some.
+        """
+        found: dict[int, dict[int, str]] = {}
+        for (rank, index), arrival in self._arrived.items():
+            found.setdefault(rank, {})[index] = arrival.digest
+        for rank, event in self._sealed.items():
+            replicas = {replica.index: replica.digest for replica in event.replicas}
+            found.setdefault(rank, {}).update(replicas)
+        return found
+
     def has_all(self, keys: Iterable[Key]) -> bool:
         """Whether all of these sources have arrived."""
         return all(key in self._arrived for key in keys)

@@ -83,11 +83,15 @@ class VersionState:
 
 @dataclass
 class AttemptState:
-    """One (re)start of the trainer. `plan` or `failure` is set once everything is known."""
+    """One (re)start of the trainer. `plan` or `failure` is set once everything is known.
+
+    `held`: what its producers hold, from the bucket.
+    """
 
     number: int
     opened: AttemptOpened | None = None
     layouts: dict[int, LayoutPublished] = field(default_factory=dict[int, LayoutPublished])
+    held: tuple[Layout, ...] = ()
     plan: Plan | None = None
     failure: WeightbusError | None = None
     versions: dict[int, VersionState] = field(default_factory=dict[int, VersionState])
@@ -142,6 +146,7 @@ async def make_plan(bus: Bus, config: WriterConfig, attempt: AttemptState) -> Pl
     origin = origin_of(config, opened)
     check_apart(config.root, origin)
     layouts = [await _layout(bus, event) for _, event in sorted(attempt.layouts.items())]
+    attempt.held = tuple(layouts)
     return await asyncio.to_thread(_plan, config, opened, origin, layouts)
 
 

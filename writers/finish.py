@@ -26,6 +26,7 @@ from ..schemas.events import (
     VersionAborted,
     VersionOpened,
 )
+from ..schemas.layout import Layout
 from .assembly import Assembly
 from .attempts import AttemptState, VersionState, origin_of
 from .commit import Committer
@@ -33,6 +34,7 @@ from .config import WriterConfig
 from .copy import CopyStoppedError
 from .paths import VersionPaths
 from .plan_types import Plan
+from .replicas import compare_replicas, mismatch
 from .shard_work import Lane, VersionWork
 from .steps import Step, Steps
 
@@ -82,6 +84,7 @@ class Finisher:
 
         Raises:
             VersionConflictError, LayoutError, PairingError: it contradicts what is known.
+            ReplicaMismatchError: ranks that hold the same part of a tensor differ.
         """
         plan = attempt.plan
         if plan is None:
@@ -97,6 +100,7 @@ class Finisher:
             case ProducerSealed():
                 assembly.seal(event, sequence)
                 if assembly.sealed:
+                    check_replicas(attempt.held, assembly)
                     state.times.sealed = time.monotonic()
                     if live:
                         work.sealed()
@@ -252,3 +256,14 @@ class Finisher:
         await self.persistent(
             lambda: end_version(self._bus, outcome, timeout_s=self._config.bus_timeout_s)
         )
+
+
+def check_replicas(layouts: Sequence[Layout], assembly: Assembly) -> None:
+    """Compare what several ranks hold of the same tensor, as far as they sent digests.
+
+    Raises:
+        ReplicaMismatchError: naming tensor, part and ranks.
+    """
+    differences = compare_replicas(layouts, assembly.digests())
+    if differences:
+        raise mismatch(assembly.key, differences)
