@@ -107,9 +107,9 @@ def main() -> None:
         codec.apply_in_place(bytearray(64), bytes(as_blob(codec)), "BF16")
     print("apply x: against xor in cache-sized blocks (ours) / against xor of whole tensors")
     print("lr      changed %  bound %  method     size %  x bound  encode     x   apply  x")
-    met = True
+    verdicts = ("no", "no")
     for rate in RATES:
-        new = bf16(masters + np.float32(rate) * moves)
+        new = bf16(np.asarray(masters + np.float32(rate) * moves, np.float32))
         changed = float((old != new).mean())
         bound = entropy_bytes(old, new)
         whole_apply = plain_apply(old, new)
@@ -131,14 +131,14 @@ def main() -> None:
                 f"  {apply / plain[2]:.2f} / {apply / whole_apply:.2f}"
             )
             if rate == AIM_RATE and name == kernels().name:
-                met = (
-                    size <= AIM_SIZE * bound
-                    and encode >= AIM_ENCODE * plain[1]
-                    and apply >= AIM_APPLY * whole_apply
+                small = size <= AIM_SIZE * bound and encode >= AIM_ENCODE * plain[1]
+                verdicts = tuple(
+                    "met" if small and apply >= AIM_APPLY * speed_of_xor else "MISSED"
+                    for speed_of_xor in (plain[2], whole_apply)
                 )
     print(
         f"aims at lr {AIM_RATE:.0e} (size <= {AIM_SIZE} x bound, encode >= {AIM_ENCODE} x and "
-        f"apply >= {AIM_APPLY} x xor+zstd-1 of whole tensors): {'met' if met else 'MISSED'}"
+        f"apply >= {AIM_APPLY} x xor): {verdicts[0]} (in blocks), {verdicts[1]} (whole tensors)"
     )
 
 

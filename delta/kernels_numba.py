@@ -73,7 +73,7 @@ def _scan(  # noqa: PLR0912 - numba inlines no closures; one loop, eight arrays
     return count, at_gap, at_raw
 
 
-def _patch(data: Words, gaps: U8, steps: U8, raws: Words) -> int:
+def _patch(data: Words, gaps: U8, steps: U8, raws: Words) -> np.int64:
     top = 8 * data.itemsize
     half = 1 << (top - 1)
     low = half - 1
