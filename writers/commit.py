@@ -239,22 +239,45 @@ def index_of(tables: Sequence[ShardTable]) -> bytes:
 
 
 def discard(paths: VersionPaths) -> None:
-    """Remove the hidden folders of a version that has ended; quiet about what is gone."""
-    for folder in (paths.partial, paths.tables):
+    """Remove the hidden folders of a version that has ended; quiet about what is gone.
+
+    What is being made is renamed before its files go: another writer may be about to give it its
+    visible name, and would make a folder visible that is half removed.
+    """
+    with contextlib.suppress(OSError):  # what cannot be removed now is when a writer starts
+        _take_away(paths.partial, paths)
+    for folder in (paths.removing, paths.tables):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def withdraw(paths: VersionPaths, key: VersionKey, nonce: str) -> None:
     """Remove an aborted version, also when it was made visible a moment too late.
 
-    The visible folder is hidden by a rename before its files go, so that it is never there in
-    part; a folder of that name that is not this version's stays.
+    After the first rename nobody can make it visible any more, so that the look at the visible
+    name that follows misses nothing. A folder of that name that is not this version's stays.
 
     Raises:
-        StorageError: the manifest of what is visible cannot be read.
+        StorageError, CommitError: the visible folder cannot be looked at or hidden.
     """
-    if visible_manifest(paths, key, nonce) is not None:
-        shutil.rmtree(paths.partial, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another writer does the same
-            paths.final.rename(paths.partial)
     discard(paths)
+    if visible_manifest(paths, key, nonce) is not None:
+        try:
+            _take_away(paths.final, paths)
+        except OSError as error:
+            raise storage_error(error, paths.final, "hide an aborted version") from error
+        discard(paths)
+
+
+def _take_away(folder: Path, paths: VersionPaths) -> None:
+    """Give a folder the name of what is being removed; nothing when it is gone."""
+    tries = 5  # another writer that removes the same version may be faster each time
+    for left in reversed(range(tries)):
+        try:
+            folder.rename(paths.removing)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if left == 0 or error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            shutil.rmtree(paths.removing, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 ROOT/RUN/attempt_0001/.weight_v000007.partial   shards, assets, index, manifest: being made
 ROOT/RUN/attempt_0001/.weight_v000007.tables    what each writer says about its shards
+ROOT/RUN/attempt_0001/.weight_v000007.removing  being removed: nobody can make it visible any more
 ROOT/RUN/attempt_0001/weight_v000007            visible: whole and described by its manifest
 ROOT/RUN/.writer-0-of-2.json                    a writer's checkpoint
 """
@@ -15,26 +16,26 @@ from pathlib import Path
 from ..schemas.errors import OutputFolderError
 from ..schemas.events import VersionKey
 
-_HIDDEN = re.compile(r"\.weight_v(\d{6,})\.(?:partial|tables)")
+_HIDDEN = re.compile(r"\.weight_v(\d{6,})\.(?:partial|tables|removing)")
 _ATTEMPT = re.compile(r"attempt_(\d{4,})")
 
 
 @dataclass(frozen=True, slots=True)
 class VersionPaths:
-    """The three folders of one version."""
+    """The folders of one version; all but `final` are hidden and end with the version."""
 
     final: Path
     partial: Path
     tables: Path
+    removing: Path
 
     @classmethod
     def of(cls, root: Path, key: VersionKey) -> VersionPaths:
         """The folders of a version under a writers' root."""
         parent = root / key.run_id / f"attempt_{key.attempt:04d}"
         name = f"weight_v{key.weight_version:06d}"
-        return cls(
-            parent / name, parent / f".{name}.partial", parent / f".{name}.tables"
-        )  # fmt: skip
+        hidden = (parent / f".{name}.{use}" for use in ("partial", "tables", "removing"))
+        return cls(parent / name, *hidden)
 
 
 def hidden_folders(root: Path, run_id: str) -> list[tuple[VersionKey, Path]]:

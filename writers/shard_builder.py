@@ -1,14 +1,21 @@
-"""One shard file on its way from nothing to durable. Everything here runs on the shard's lane."""
+"""One shard file on its way from nothing to durable. Everything here runs on the shard's lane.
+
+A shard is written under a hidden name of this life of the writer and gets its own name when every
+byte is verified and durable. An earlier life may have announced the shard without this one knowing
+(the announcement was on its way); then the version may be committed, and its sources reused, while
+this life still writes: into a file of its own, not into the one that others have begun to trust.
+"""
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..schemas.digest import digest_of
-from ..schemas.errors import CommitError
+from ..schemas.errors import CommitError, StorageError
 from ..schemas.events import ShardPersisted, VersionKey
 from ..schemas.manifest import ManifestTensor, ShardTable
 from .assets import sync_folder, write_file
@@ -78,6 +85,8 @@ class ShardBuilder:
         self._paths, self._config, self._steps = paths, config, steps
         self._stop = stop
         self._file: ShardFile | None = None
+        self._path = paths.partial / shard.file
+        self._part = paths.partial / f".{shard.file}.{secrets.token_hex(4)}.part"
         self._placed: dict[int, list[PlacedExtent]] = {}
 
     def do(self, copier: Copier, unit: Unit) -> None:
@@ -100,15 +109,29 @@ class ShardBuilder:
         )
 
     def sync(self) -> None:
-        """Make the file durable.
+        """Make the file durable and give it its name.
 
         Raises:
             StorageError: begin again with `reset`.
+            CommitError: the version's hidden folder is gone.
         """
         file = self._open()
         self._steps.reached(Step.SYNC_SHARD, self._key)
         if self._config.durable:
             file.sync()
+        self._steps.reached(Step.NAME_SHARD, self._key)
+        try:
+            self._part.replace(self._path)
+        except FileNotFoundError as error:
+            if not self._paths.partial.exists():
+                raise self._removed(error) from error
+            raise StorageError(
+                "a shard was removed while it was written",
+                where={"version": self._key, "file": self._part},
+                next_step="two writers with the same number write to one folder: stop one",
+            ) from error
+        except OSError as error:
+            raise storage_error(error, self._path, "name a shard") from error
 
     def describe(self) -> ShardPersisted:
         """Write the shard's table; returns the event that announces both.
@@ -128,11 +151,7 @@ class ShardBuilder:
                 for folder in (tables, self._paths.partial, self._paths.partial.parent):
                     sync_folder(folder)
         except FileNotFoundError as error:
-            raise CommitError(
-                "the version's hidden folder was removed while it was written",
-                where={"version": self._key, "folder": error.filename},
-                next_step="something else removes files from the versions' folder",
-            ) from error
+            raise self._removed(error) from error
         except OSError as error:
             raise storage_error(error, tables, "write a shard's table") from error
         return ShardPersisted(
@@ -152,11 +171,17 @@ class ShardBuilder:
         """Forget the file: some bytes of it may be lost, so all are written again."""
         self.close()
         self._placed.clear()
-        path = self._paths.partial / self._shard.file
         try:
-            path.unlink(missing_ok=True)
+            self._part.unlink(missing_ok=True)
         except OSError as error:
-            raise storage_error(error, path, "remove a damaged shard") from error
+            raise storage_error(error, self._part, "remove a damaged shard") from error
+
+    def _removed(self, error: FileNotFoundError) -> CommitError:
+        return CommitError(
+            "the version's hidden folder was removed while it was written",
+            where={"version": self._key, "folder": error.filename},
+            next_step="something else removes files from the versions' folder",
+        )
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -172,10 +197,13 @@ class ShardBuilder:
             partial = self._paths.partial
             try:
                 partial.mkdir(parents=True, exist_ok=True)
+                # A killed life's, of the size of the whole shard.
+                for stale in partial.glob(f".{self._shard.file}.*.part"):
+                    stale.unlink(missing_ok=True)
             except OSError as error:
                 raise storage_error(error, partial, "create a version's hidden folder") from error
             self._file = ShardFile(
-                partial / self._shard.file,
+                self._part,
                 self._shard.nbytes,
                 self._shard.header,
                 write_behind=self._config.durable,

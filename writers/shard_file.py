@@ -50,8 +50,6 @@ def _libc() -> Any:
 class ShardFile:
     """A file of known size; `write` may be called in any order, by one thread.
 
-    A file that a killed writer left is taken over: every byte of it is written again.
-
     Args:
         path: where, in a hidden folder that exists.
         nbytes: its final size; allocated now, so that a full disk shows before the work.
@@ -71,9 +69,14 @@ class ShardFile:
             self._allocate(nbytes)
         except OSError as error:
             self.close()
-            path.unlink(missing_ok=True)  # what it got of a full disk is of use to others
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)  # what it got of a full disk is of use to others
             raise storage_error(error, path, f"allocate {nbytes} bytes for a shard") from error
-        self.write(0, header)
+        try:
+            self.write(0, header)
+        except VersionError:
+            self.close()
+            raise
 
     def _allocate(self, nbytes: int) -> None:
         if os.fstat(self._file).st_size != nbytes:

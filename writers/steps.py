@@ -9,12 +9,13 @@ from ..schemas.events import VersionKey
 
 
 class Step(enum.Enum):
-    """A moment just before something becomes true."""
+    """A moment just before something becomes true, in the order of a version's life."""
 
     PLAN = "plan"  # the plan of an attempt is computed
     OPEN_SHARD = "open-shard"  # a shard file is created and allocated
     COPY = "copy"  # a source or target is copied
     SYNC_SHARD = "sync-shard"  # a shard is made durable
+    NAME_SHARD = "name-shard"  # a durable shard gets its name
     WRITE_TABLE = "write-table"  # a shard's table is written
     ANNOUNCE_SHARD = "announce-shard"  # shard-persisted is published
     COMMIT = "commit"  # the commit begins
