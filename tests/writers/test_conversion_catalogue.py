@@ -6,8 +6,10 @@ the rules; the names and shapes that ranks hold from writers/described.py, which
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.conversion_origins import (
@@ -29,6 +31,7 @@ from support.conversion_rehearsal import (
 from support.conversion_tiny import (
     CONFIGS,
     MULTIMODAL,
+    Weights,
     config_of,
     hf_config,
     logits,
@@ -157,3 +160,48 @@ def test_mtp_layers_under_both_names_of_the_layer_inside(family: str, child: str
     wholes = {name.replace("transformer_layer", child): value for name, value in wholes.items()}
     _, files = rehearse(renamed, wholes, expected_of(origin.weights), family_of(origin.config))
     assert differing_tensors(files, origin.weights) == []
+
+
+def fused(weights: Weights) -> Weights:
+    """Decoder experts as public Qwen3.5 files hold them: [experts, 2I, h] and [experts, h, I]."""
+    out: Weights = {}
+    for name, value in weights.items():
+        found = re.fullmatch(r"(model\.layers\.\d+\.mlp\.experts)\.(\d+)\.(\w+)\.weight", name)
+        if found is None:
+            out[name] = value
+        elif found[2] == "0" and found[3] == "down_proj":
+            downs = [weights[f"{found[1]}.{e}.down_proj.weight"] for e in range(4)]
+            ups = [
+                np.concatenate([weights[f"{found[1]}.{e}.{p}_proj.weight"] for p in ("gate", "up")])
+                for e in range(4)
+            ]
+            out[f"{found[1]}.down_proj"], out[f"{found[1]}.gate_up_proj"] = map(
+                np.stack, (downs, ups)
+            )
+    return out
+
+
+@pytest.mark.parametrize("text", ["", "tp=2,pp=2,ep=2,etp=2", "ep=4,spec=local,grouped=0"])
+def test_experts_fused_in_the_decoder_and_one_by_one_in_mtp(text: str) -> None:
+    family = "qwen3_5_moe"
+    origin = mtp_origin(family)
+    fused_origin = Origin(origin.config, fused(origin.weights))
+    assert "model.layers.0.mlp.experts.gate_up_proj" in fused_origin.weights
+    assert "mtp.layers.0.mlp.experts.0.up_proj.weight" in fused_origin.weights
+    layouts = ranks_of(fused_origin, family, text, mtp=1)
+    wholes = wholes_of(fused_origin, family, text, mtp=1)
+    assert_same_model(layouts, wholes)
+    expectation = expected_of(fused_origin.weights)
+    _, files = rehearse(layouts, wholes, expectation, family_of(origin.config))
+    assert differing_tensors(files, fused_origin.weights) == []
+
+
+def test_transformers_loads_fused_experts_and_answers_alike(tmp_path: Path) -> None:
+    family, text = "qwen3_5_moe", "tp=2,pp=2,ep=2"
+    weights = fused(save_origin(hf_config(family), tmp_path / "origin"))
+    origin = Origin(config_of(tmp_path / "origin"), weights)
+    layouts, wholes = ranks_of(origin, family, text), wholes_of(origin, family, text)
+    expectation = expected_of(weights)
+    plan, files = rehearse(layouts, wholes, expectation, family_of(origin.config))
+    write_checkpoint(tmp_path / "out", tmp_path / "origin", plan, files)
+    assert torch.equal(logits(tmp_path / "out"), logits(tmp_path / "origin"))

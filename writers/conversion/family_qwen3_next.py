@@ -16,6 +16,8 @@ LAYER = (
 )
 INPUTS = ("in_proj_qkvz", "in_proj_ba")
 
+# The column halves of MTP's projection are swapped, as trainers of this family store it; Qwen3.5,
+# whose modules join their inputs in the same order, does not swap them.
 TABLE = Table(
     name="qwen3_next",
     model_types=("qwen3_next",),
