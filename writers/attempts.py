@@ -8,6 +8,7 @@ version's assembly.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 from ..bus.events import Received, read_event
 from ..bus.interface import Bus
 from ..bus.subjects import attempt_level_filter
-from ..schemas.errors import LayoutError, WeightbusError
+from ..schemas.errors import LayoutError, SchemaError, WeightbusError
 from ..schemas.events import AttemptOpened, LayoutPublished, Outcome, VersionKey
 from ..schemas.hf_folder import read_config
 from ..schemas.layout import Layout
@@ -102,6 +103,10 @@ class AttemptState:
         """Whether the opening and every layout are there."""
         return self.opened is not None and len(self.layouts) >= self.opened.producers
 
+    def forget_plan(self) -> None:
+        """A newer attempt has begun and every version of this one has ended."""
+        self.plan, self.held = None, ()
+
     @property
     def settled(self) -> bool:
         """Whether there is a plan, or it is known that there never will be."""
@@ -120,9 +125,10 @@ async def read_attempts(bus: Bus, run_id: str) -> list[AttemptOpened | LayoutPub
         return found
     async with bus.read([subjects]) as reader:
         async for message in reader:
-            event = read_event(message).event
-            if isinstance(event, AttemptOpened | LayoutPublished):
-                found.append(event)
+            with contextlib.suppress(SchemaError):  # the main reader says so, and acts on it
+                event = read_event(message).event
+                if isinstance(event, AttemptOpened | LayoutPublished):
+                    found.append(event)
             if message.sequence >= last.sequence:
                 break
     return found
@@ -143,6 +149,13 @@ async def make_plan(bus: Bus, config: WriterConfig, attempt: AttemptState) -> Pl
     opened = attempt.opened
     if opened is None:
         raise LayoutError("the attempt has not been opened", where={"attempt": attempt.number})
+    if len(attempt.layouts) > opened.producers:
+        raise LayoutError(
+            f"the attempt was opened for {opened.producers} producers, {len(attempt.layouts)} have "
+            "published a layout",
+            where={"attempt": attempt.number, "ranks": sorted(attempt.layouts)},
+            next_step="give every trainer its own run, and every restart its own attempt",
+        )
     origin = origin_of(config, opened)
     check_apart(config.root, origin)
     layouts = [await _layout(bus, event) for _, event in sorted(attempt.layouts.items())]

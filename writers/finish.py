@@ -10,13 +10,22 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from ..bus.events import end_version, publish_event, read_event
 from ..bus.interface import Bus, SubjectTakenError
-from ..schemas.errors import BusError, StorageError, VersionConflictError, WeightbusError
+from ..schemas.errors import (
+    BusClosedError,
+    BusError,
+    SchemaError,
+    StorageError,
+    StreamFullError,
+    VersionConflictError,
+    WeightbusError,
+)
 from ..schemas.events import (
     AnyEvent,
     ChunkReady,
@@ -52,7 +61,6 @@ class Finisher:
         config: the writer's options.
         root: its root folder, resolved.
         steps: told of each step.
-        group: owns every task.
         numbers: counters to keep.
     """
 
@@ -62,12 +70,15 @@ class Finisher:
         config: WriterConfig,
         root: Path,
         steps: Steps,
-        group: asyncio.TaskGroup,
         lanes: Sequence[Lane],
         numbers: dict[str, float],
     ) -> None:
         self._bus, self._config, self._root, self._steps = bus, config, root, steps
-        self._group, self._lanes, self._numbers = group, lanes, numbers
+        self._lanes, self._numbers = lanes, numbers
+        # A commit cannot be interrupted; its thread is ours, so that we can wait for it.
+        self._commits = ThreadPoolExecutor(1, thread_name_prefix="weightbus-commit")
+        self.group: asyncio.TaskGroup | None = None
+        """Owns every task; set before the first event."""
 
     # ---- what the events ask for
 
@@ -160,7 +171,7 @@ class Finisher:
             except WeightbusError as error:
                 self.fail(state, error)
 
-        task = self._group.create_task(guarded())
+        task = self._create_task(guarded())
         state.tasks.add(task)
         task.add_done_callback(state.tasks.discard)
 
@@ -177,7 +188,9 @@ class Finisher:
                 return await call()
             except (BusError, StorageError) as error:
                 late = time.monotonic() > deadline and isinstance(error, StorageError)
-                if not error.retryable or late:
+                # A full stream has room again when somebody makes some.
+                passes = error.retryable or isinstance(error, StreamFullError)
+                if not passes or late:
                     raise
                 _log.warning("%s Trying again in %.1f s.", error, wait_s)
             await asyncio.sleep(wait_s)
@@ -202,13 +215,13 @@ class Finisher:
                     where={"version": event.version, "shard": event.shard, **taken.where},
                     next_step="start each writer of a run with its own --index and one --count",
                 ) from taken
-            # An earlier life of this writer announced it; the bytes are the same by the digest.
-            if standing.digest != event.digest:
-                raise VersionConflictError(
-                    "this shard was announced with other bytes",
-                    where={"version": event.version, "shard": event.shard, **taken.where},
-                    next_step="the source changed between two reads: publish the version again",
-                ) from taken
+            # The same announcement would not be taken for another one (bus.publish_once).
+            raise VersionConflictError(
+                "an earlier life of this writer has announced this shard otherwise",
+                where={"version": event.version, "shard": event.shard, **taken.where},
+                next_step="the source or the writer's options changed between two lives: publish "
+                "the version again",
+            ) from taken
         self._numbers["shards_persisted_total"] += 1
         self._numbers["persisted_bytes_total"] += event.nbytes
 
@@ -228,7 +241,10 @@ class Finisher:
             origin_of(self._config, opened), self._config.durable, self._steps,
         )  # fmt: skip
         shards = list(assembly.shards)
-        complete = await self.persistent(lambda: asyncio.to_thread(committer.make_visible, shards))
+        loop = asyncio.get_running_loop()
+        complete = await self.persistent(
+            lambda: loop.run_in_executor(self._commits, committer.make_visible, shards)
+        )
         self._steps.reached(Step.ANNOUNCE_COMPLETE, state.key)
         await self._publish_outcome(complete)
 
@@ -249,13 +265,56 @@ class Finisher:
             version=state.key, error=type(error).__name__, message=message, by=self._config.name
         )
         _log.error("version %s cannot be finished: %s: %s", state.key, aborted.error, error)
-        self._group.create_task(self._publish_outcome(aborted))
+        self._create_task(self._publish_outcome(aborted))
 
     async def _publish_outcome(self, outcome: Outcome) -> None:
         """The outcome that stands comes back through the stream, ours or another."""
-        await self.persistent(
-            lambda: end_version(self._bus, outcome, timeout_s=self._config.bus_timeout_s)
-        )
+        try:
+            await self.persistent(
+                lambda: end_version(self._bus, outcome, timeout_s=self._config.bus_timeout_s)
+            )
+        except SchemaError as error:
+            # What stands there is no event: it comes through the stream as well, and ends it.
+            _log.error("version %s: %s", outcome.version, error)
+
+    # ---- the end
+
+    async def end(self, state: VersionState) -> None:
+        """The version's outcome stands: return when nothing works for it any more."""
+        state.ended.set()
+        state.times.ended = time.monotonic()
+        if state.work is not None:
+            state.work.stop.set()
+        for task in list(state.tasks):
+            task.cancel()
+        if state.tasks:
+            await asyncio.wait(list(state.tasks))
+        if state.committing:
+            await asyncio.get_running_loop().run_in_executor(self._commits, _nothing)
+        if state.work is not None:
+            await state.work.end()
+        if state.assembly is not None:
+            state.assembly.clear()
+
+    async def close(self, states: Iterable[VersionState]) -> None:
+        """Stop copying between two blocks, close every file, end the threads."""
+        works = [state.work for state in states if state.work is not None]
+        for work in works:
+            work.stop.set()
+        for work in works:
+            await work.end()
+        for lane in self._lanes:
+            await asyncio.to_thread(lane.close)
+        await asyncio.to_thread(self._commits.shutdown, wait=True, cancel_futures=True)
+
+    def _create_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        if self.group is None:
+            raise BusClosedError("the writer does not run")
+        return self.group.create_task(work)
+
+
+def _nothing() -> None:
+    """Runs when what was asked for before it has ended."""
 
 
 def check_replicas(layouts: Sequence[Layout], assembly: Assembly) -> None:
