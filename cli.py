@@ -71,6 +71,7 @@ class Missing(enum.Enum):
     """What to do about HF tensors that nobody produces."""
 
     REFUSE = "refuse"
+    COPY = "copy"
     OMIT = "omit"
 
 
@@ -227,7 +228,7 @@ def writer(
             WriterConfig,
             run_id=run_id, index=index, count=count, root=root, origin=origin,
             max_shard_bytes=int(max_shard_gib * 2**30), durable=durable,
-            missing="omit" if missing is Missing.OMIT else "refuse",
+            missing=missing.value,
         )  # fmt: skip
         async with AsyncExitStack() as stack:
             connected = await stack.enter_async_context(

@@ -24,7 +24,8 @@ class WriterConfig(Frozen):
         root: folder of the version directories: ROOT/RUN/attempt_0001/weight_v000007.
         origin: the origin checkpoint's folder on this machine; None: the trainer's name for it.
         max_shard_bytes: the largest shard file, as long as a group of tensors fits.
-        missing: what to do about HF tensors that nobody produces.
+        missing: HF tensors that nobody produces: refuse the version, copy them from the origin
+            checkpoint, or leave them out.
         dtype: `source`: tensors keep the trainer's dtype; `exact`: another than the origin's is
             a difference.
         durable: files are fsynced before shard-persisted and before version-complete.
@@ -42,7 +43,7 @@ class WriterConfig(Frozen):
     root: Path
     origin: Path | None = None
     max_shard_bytes: Annotated[int, Field(gt=0)] = 4 * GIB
-    missing: Literal["refuse", "omit"] = "refuse"
+    missing: Literal["refuse", "copy", "omit"] = "refuse"
     dtype: Literal["source", "exact"] = "source"
     durable: bool = True
     io_threads: Annotated[int, Field(ge=1, le=16)] = 2

@@ -10,14 +10,16 @@ Two ways, by the plan's `Target.streamed`:
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from ..schemas.digest import Hasher
 from ..schemas.dtypes import ITEM_BYTES
-from ..schemas.errors import DigestMismatchError
+from ..schemas.errors import DigestMismatchError, OriginError
 from ..schemas.manifest import Extent
 from .assembly import Arrival
 from .plan_types import Piece, Source, Target
@@ -163,6 +165,51 @@ class Copier:
             entry = PlacedExtent(run.offset, Extent(length=run.length, digest=digest))
             placed.setdefault(run.target, []).append(entry)
         return placed
+
+    def copy_base(
+        self, path: Path, offset: int, target: Target, file: ShardFile, stop: threading.Event
+    ) -> list[PlacedExtent]:
+        """Take a whole target from a file of the origin checkpoint, as it is.
+
+        Args:
+            path: the origin's safetensors file.
+            offset: the tensor's first byte in it.
+            target: the HF tensor.
+            file: its shard.
+            stop: ends it early, between two blocks.
+
+        Raises:
+            CopyStoppedError: `stop` was set.
+            OriginError: the file cannot be read, or ends too early.
+            StorageError, CommitError: the shard cannot be written.
+        """
+        hasher = Hasher()
+        where = {"tensor": target.name, "file": path}
+        try:
+            with path.open("rb", buffering=0) as source:
+                for at in range(0, target.nbytes, self.block_bytes):
+                    if stop.is_set():
+                        raise CopyStoppedError
+                    block = self.in_block(min(self.block_bytes, target.nbytes - at))
+                    done = 0
+                    while done < len(block):
+                        count = os.preadv(source.fileno(), [block[done:]], offset + at + done)
+                        if count == 0:
+                            raise OriginError(
+                                "a file of the origin checkpoint ends too early",
+                                where=where,
+                                next_step="the origin was changed while it was in use: restore it",
+                            )
+                        done += count
+                    hasher.update(block)
+                    file.write(target.offset + at, block)
+        except OSError as error:
+            raise OriginError(
+                f"a file of the origin checkpoint cannot be read: {error.strerror}",
+                where=where,
+                next_step="let the writers read the whole origin checkpoint",
+            ) from error
+        return [PlacedExtent(0, Extent(length=target.nbytes, digest=hasher.digest()))]
 
 
 class _Run:

@@ -101,6 +101,8 @@ class Finisher:
         if plan is None:
             raise VersionConflictError("a version without a plan", where={"version": state.key})
         assembly, work = self._parts(state, attempt, plan)
+        if live:
+            work.begin()
         match event:
             case VersionOpened():
                 assembly.opened(event, sequence)
@@ -131,6 +133,7 @@ class Finisher:
         if state.failure is not None or plan is None or state.assembly is None:
             return
         assembly, work = self._parts(state, attempt, plan)
+        work.begin()
         for source in plan.sources.values():
             work.arrived(source, assembly)
         if assembly.sealed:
@@ -142,9 +145,10 @@ class Finisher:
         self, state: VersionState, attempt: AttemptState, plan: Plan
     ) -> tuple[Assembly, VersionWork]:
         if state.assembly is None or state.work is None:
+            origin = Path() if attempt.opened is None else origin_of(self._config, attempt.opened)
             state.assembly = Assembly(state.key, plan, attempt.layouts)
             state.work = VersionWork(
-                state.key, plan, self._root, self._config, self._lanes, self._steps,
+                state.key, plan, self._root, origin, self._config, self._lanes, self._steps,
                 lambda work: self.spawn(state, work), self.announce,
             )  # fmt: skip
         return state.assembly, state.work

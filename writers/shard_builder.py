@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from ..schemas.digest import digest_of
@@ -22,7 +23,7 @@ from .assets import sync_folder, write_file
 from .config import WriterConfig
 from .copy import Copier, CopyStoppedError, Input, PlacedExtent, merge_extents
 from .paths import VersionPaths
-from .plan_types import Plan, Shard
+from .plan_types import BaseCopy, Plan, Shard
 from .row_blocks import assemble
 from .shard_file import ShardFile, storage_error
 from .steps import Step, Steps
@@ -55,7 +56,17 @@ class AssembleUnit:
         return sum(item.source.nbytes for item in self.inputs)
 
 
-Unit: TypeAlias = StreamUnit | AssembleUnit
+@dataclass(frozen=True, slots=True)
+class CopyUnit:
+    """Take one target from the origin checkpoint."""
+
+    shard: int
+    copy: BaseCopy
+    file: Path
+    nbytes: int
+
+
+Unit: TypeAlias = StreamUnit | AssembleUnit | CopyUnit
 
 
 class ShardBuilder:
@@ -94,7 +105,8 @@ class ShardBuilder:
 
         Raises:
             CopyStoppedError: the version has ended.
-            SourceError, StorageError, CommitError: as writers.copy and writers.row_blocks.
+            SourceError, OriginError, StorageError, CommitError: as writers.copy and
+                writers.row_blocks.
         """
         file = self._open()
         self._steps.reached(Step.COPY, self._key)
@@ -102,6 +114,12 @@ class ShardBuilder:
             placed = copier.stream(unit.item, self._plan.targets, file, self._stop)
             for number, extents in placed.items():
                 self._placed.setdefault(number, []).extend(extents)
+            return
+        if isinstance(unit, CopyUnit):
+            number = unit.copy.target
+            self._placed[number] = copier.copy_base(
+                unit.file, unit.copy.offset, self._plan.targets[number], file, self._stop
+            )
             return
         target = self._plan.targets[unit.target]
         self._placed[unit.target] = assemble(

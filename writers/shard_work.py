@@ -26,7 +26,7 @@ from .config import WriterConfig
 from .copy import Copier, CopyStoppedError, Input
 from .paths import VersionPaths
 from .plan_types import Plan, Shard, Source
-from .shard_builder import AssembleUnit, ShardBuilder, StreamUnit, Unit
+from .shard_builder import AssembleUnit, CopyUnit, ShardBuilder, StreamUnit, Unit
 from .steps import Steps
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,11 @@ class Lane:
 
 @dataclass
 class _Work:
-    """One shard's part: `left` counts units that have not been done yet."""
+    """One shard's part: `left` counts units that have not been done yet.
+
+    `done`: every unit is, and it is being made durable or is. `skipped`: it was announced by an
+    earlier life, and what is left of its units is not done.
+    """
 
     builder: ShardBuilder
     lane: int
@@ -65,6 +69,7 @@ class _Work:
     assembled: set[int] = field(default_factory=set[int])
     units: list[Unit] = field(default_factory=list[Unit])
     done: bool = False
+    skipped: bool = False
 
 
 class VersionWork:
@@ -74,6 +79,7 @@ class VersionWork:
         key: the version.
         plan: its plan.
         root: the writers' root folder.
+        origin: the origin checkpoint's folder.
         config: the writer's options.
         lanes: the IO threads.
         steps: told of each step.
@@ -86,6 +92,7 @@ class VersionWork:
         key: VersionKey,
         plan: Plan,
         root: Path,
+        origin: Path,
         config: WriterConfig,
         lanes: Sequence[Lane],
         steps: Steps,
@@ -97,6 +104,7 @@ class VersionWork:
         self.stop = threading.Event()
         self._queues: list[deque[Unit]] = [deque() for _ in lanes]
         self._pumping = [False for _ in lanes]
+        self._origin, self._begun = origin, False
         paths = VersionPaths.of(root, key)
         self._shards = {
             shard.index: _Work(
@@ -117,7 +125,8 @@ class VersionWork:
             for source in sources_of_shard(self._plan, shard.index)
             if any(targets[piece.target].streamed for piece in source.pieces)
         )
-        return assembled + streams
+        copies = sum(1 for copy in self._plan.copies if targets[copy.target].shard == shard.index)
+        return assembled + streams + copies
 
     # ---- what the events say
 
@@ -125,8 +134,20 @@ class VersionWork:
         """This shard is durable already: an earlier life of this writer has announced it."""
         work = self._shards.get(shard)
         if work is not None:
-            work.done = True
+            work.done = work.skipped = True
             work.units.clear()
+
+    def begin(self) -> None:
+        """Queue what waits for no event: copies from the origin. Again, it does nothing."""
+        if self._begun:
+            return
+        self._begun = True
+        for copy in self._plan.copies:
+            target = self._plan.targets[copy.target]
+            work = self._shards.get(target.shard)
+            if work is not None and not work.done:
+                file = self._origin / copy.file
+                self._queue(work, CopyUnit(target.shard, copy, file, target.nbytes))
 
     def arrived(self, source: Source, assembly: Assembly) -> None:
         """A source has arrived: queue what can be done now. Call it once per source."""
@@ -193,7 +214,9 @@ class VersionWork:
         """On the lane: what is done leaves the batch, so that a second try goes on from there."""
         while batch:
             unit = batch[0]
-            self._shards[unit.shard].builder.do(copier, unit)
+            work = self._shards[unit.shard]
+            if not work.skipped:
+                work.builder.do(copier, unit)
             done.append(batch.popleft())
 
     async def _finish(self, number: int) -> None:
