@@ -149,6 +149,7 @@ class Writer:
         name = f"{self._config.run_id}-{self._config.name}"
         async with self._bus.read([subjects], start_sequence=start, name=name) as reader:
             progress.begin(start)
+            self._numbers["last_sequence"] = float(start - 1)
             while progress.next_sequence <= end:
                 message = await reader.next()
                 if message is not None:

@@ -82,8 +82,12 @@ class WriterWorld:
                 try:
                     await writer.run()
                     return
-                except* CrashError:
-                    pass
+                except ExceptionGroup as errors:
+                    if errors.split(CrashError)[1] is not None:
+                        raise
+                except WeightbusError as error:
+                    self.failure = error
+                    return
 
     async def outcome(self, bus: MemoryBus, known: int = 0) -> Outcome:
         """The run's next outcome, when nothing of the version is left to be removed."""
