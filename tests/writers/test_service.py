@@ -105,8 +105,8 @@ async def test_a_writer_that_starts_after_everything_was_published(tmp_path: Pat
         async with world.running() as bus:
             await version.publish(bus)
             complete = await world.complete(bus)
-    check_version(complete, version.wanted)
-    check_no_left_over(tmp_path / "versions", [complete.version])
+            check_version(complete, version.wanted)
+    check_no_left_over(tmp_path / "versions", [version.key])
 
 
 async def test_chunks_of_an_ended_version_that_come_after_a_restart(tmp_path: Path) -> None:
