@@ -162,7 +162,7 @@ class Finisher:
 
     # ---- tasks
 
-    def spawn(self, state: VersionState, work: Awaitable[None]) -> None:
+    def spawn(self, state: VersionState, work: Coroutine[None, None, None]) -> None:
         """Do something for a version in a task; a named error ends the version."""
 
         async def guarded() -> None:
@@ -178,6 +178,8 @@ class Finisher:
         task = self._create_task(guarded())
         state.tasks.add(task)
         task.add_done_callback(state.tasks.discard)
+        # A task that is cancelled before its first step never reaches what it was to await.
+        task.add_done_callback(lambda _: work.close())
 
     async def persistent(self, call: Callable[[], Awaitable[T]]) -> T:
         """Await what the bus may refuse for a while, without end, or the disk, until a deadline.
