@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from weightbus.bus.events import read_event
 from weightbus.bus.interface import Bus
 from weightbus.bus.subjects import outcomes_filter, run_filter
 from weightbus.engine_agents.verify import verify_version
+from weightbus.schemas.errors import SchemaError
 from weightbus.schemas.events import AnyEvent, Outcome, VersionComplete, VersionKey
 from weightbus.schemas.manifest import Manifest
 
@@ -87,7 +89,7 @@ def check_no_left_over(root: Path, visible: Sequence[VersionKey], run_id: str = 
 
 
 async def events_of(bus: Bus, run_id: str = RUN) -> list[AnyEvent]:
-    """Every event of a run up to now."""
+    """Every event of a run up to now; what is none is left out."""
     subjects = run_filter(run_id)
     last = await bus.last(subjects)
     found: list[AnyEvent] = []
@@ -95,7 +97,8 @@ async def events_of(bus: Bus, run_id: str = RUN) -> list[AnyEvent]:
         return found
     async with bus.read([subjects]) as reader:
         async for message in reader:
-            found.append(read_event(message).event)
+            with contextlib.suppress(SchemaError):
+                found.append(read_event(message).event)
             if message.sequence >= last.sequence:
                 break
     return found

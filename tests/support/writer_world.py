@@ -55,6 +55,10 @@ class WriterWorld:
         self.lives = 0
         self.failure: WeightbusError | None = None
 
+    def reached(self, step: Step, key: VersionKey) -> None:
+        """Told by every writer; `steps` may be set at any time."""
+        self.steps.reached(step, key)
+
     def config(self, index: int) -> WriterConfig:
         options: dict[str, Any] = {
             "max_shard_bytes": 60_000, "block_bytes": 4096, "commit_grace_s": 0.2,
@@ -78,7 +82,7 @@ class WriterWorld:
         while True:
             self.lives += 1
             async with await MemoryBus.connect(self.server) as bus:
-                writer = self.writers[index] = Writer(bus, self.config(index), self.steps)
+                writer = self.writers[index] = Writer(bus, self.config(index), self)
                 try:
                     await writer.run()
                     return
