@@ -26,6 +26,9 @@ from .plan_types import Piece, Source, Target
 from .shard_file import ShardFile
 from .sources import SourceReader
 
+_CACHED_BYTES = 256 * 1024
+"""Small enough for the second-level cache of a core."""
+
 
 class CopyStoppedError(Exception):
     """The version ended while its bytes were being moved."""
@@ -80,8 +83,12 @@ class Copier:
         self._in = memoryview(bytearray(self.block_bytes))
         self._out = memoryview(bytearray(self.block_bytes))
 
+    def let_go(self) -> None:
+        """A version has ended: close the sources that do not last."""
+        self.reader.let_go()
+
     def close(self) -> None:
-        """Close the source files; they open again when needed."""
+        """Close every source; it opens again when needed."""
         self.reader.close()
 
     def in_block(self, nbytes: int) -> memoryview:
@@ -92,12 +99,24 @@ class Copier:
         """Reused memory for writing, as `in_block`."""
         return self._out[:nbytes] if nbytes <= len(self._out) else memoryview(bytearray(nbytes))
 
-    def read(self, item: Input, offset: int, block: memoryview) -> None:
-        """Fill a block from byte `offset` of a source. Raises SourceError, StorageError."""
-        arrival = item.arrival
-        self.reader.read_into(arrival.location, arrival.offset + offset, block, item.where())
+    def take(self, item: Input, offset: int, nbytes: int) -> memoryview:
+        """Bytes of a source: where they lie, or read into reused memory.
 
-    def blocks(self, item: Input, stop: threading.Event) -> Iterator[tuple[int, memoryview]]:
+        Raises:
+            SourceError, StorageError: they cannot be read.
+        """
+        arrival = item.arrival
+        at, where = arrival.offset + offset, item.where()
+        seen = self.reader.view(arrival.location, at, nbytes, where)
+        if seen is not None:
+            return seen
+        block = self.in_block(nbytes)
+        self.reader.read_into(arrival.location, at, block, where)
+        return block
+
+    def blocks(
+        self, item: Input, stop: threading.Event, step_bytes: int
+    ) -> Iterator[tuple[int, memoryview]]:
         """A source front to back, as (offset, block); the block is reused. Verifies at the end.
 
         Raises:
@@ -105,11 +124,10 @@ class Copier:
             SourceError, StorageError: it cannot be read, or is not what was published.
         """
         hasher = Hasher()
-        for at in range(0, item.source.nbytes, self.block_bytes):
+        for at in range(0, item.source.nbytes, step_bytes):
             if stop.is_set():
                 raise CopyStoppedError
-            block = self.in_block(min(self.block_bytes, item.source.nbytes - at))
-            self.read(item, at, block)
+            block = self.take(item, at, min(step_bytes, item.source.nbytes - at))
             hasher.update(block)
             yield at, block
         item.check(hasher.digest())
@@ -146,7 +164,9 @@ class Copier:
         # One run that is the whole source: its digest is the source's own.
         single = len(runs) == 1 and runs[0].length == item.source.nbytes
         first = 0
-        for at, block in self.blocks(item, stop):
+        # What is hashed twice and then written is looked at three times: it must stay in the cache.
+        step = self.block_bytes if single else min(self.block_bytes, _CACHED_BYTES)
+        for at, block in self.blocks(item, stop, step):
             end = at + len(block)
             for number in range(first, len(runs)):
                 run = runs[number]

@@ -147,13 +147,12 @@ class _Feed:
         if begin < 0:
             return None
         if self.in_order:
-            block = copier.in_block((end - begin) * self.size)
-            copier.read(self.item, begin * self.size, block)
+            block = copier.take(self.item, begin * self.size, (end - begin) * self.size)
             self.hasher.update(block)
             return np.frombuffer(block, _ITEMS[self.size]), begin
         if self.held is None:
             data = bytearray(self.item.source.nbytes)
-            for at, block in copier.blocks(self.item, stop):
+            for at, block in copier.blocks(self.item, stop, copier.block_bytes):
                 data[at : at + len(block)] = block
             self.held = np.frombuffer(data, _ITEMS[self.size])
         return self.held, 0

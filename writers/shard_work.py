@@ -276,4 +276,4 @@ class VersionWork:
             work.units.clear()
             await self._lanes[work.lane].run(lambda _, builder=work.builder: builder.close())
         for lane in self._lanes:
-            await lane.run(lambda copier: copier.close())
+            await lane.run(lambda copier: copier.let_go())

@@ -1,16 +1,20 @@
-"""Reading the bytes at a location: pread into a reused block, never a mapping.
+"""Reading the bytes at a location.
 
-A mapping of a file that became shorter kills the process with SIGBUS, and mapped pages count as the
-writer's memory. A short read is an error with a name instead.
+Files are read with pread into a reused block: a mapping of a file that became shorter would kill
+the process with SIGBUS, a short read is an error with a name. Staging arenas in shared memory are
+mapped once and kept: they are allocated whole and never cut (a producer only unlinks them), and
+looking at the producers' pages saves a copy that costs half as much as writing (docs/adr/0034).
 
 A scheme is one function from URI to `OpenPlace`; `SCHEMES` lists them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
@@ -33,6 +37,14 @@ class OpenPlace(Protocol):
         """
         ...
 
+    def view(self, offset: int, nbytes: int) -> memoryview | None:
+        """The bytes where they lie, if they lie in memory; None: use `read_into`."""
+        ...
+
+    def lasts(self) -> bool:
+        """Whether it is worth keeping for the next version."""
+        ...
+
     def close(self) -> None:
         """Let it go."""
         ...
@@ -48,8 +60,53 @@ class LocalFile:
         """See OpenPlace."""
         return os.preadv(self._file, [block], offset)
 
+    def view(self, offset: int, nbytes: int) -> memoryview | None:
+        """A file can be cut at any time: it is never looked at, only read."""
+        del offset, nbytes
+
+    def lasts(self) -> bool:
+        """See OpenPlace."""
+        return False
+
     def close(self) -> None:
         """See OpenPlace."""
+        os.close(self._file)
+
+
+class SharedMemory:
+    """A mapped staging arena: as many bytes as it has when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(self._file).st_size
+            mapped = mmap.mmap(self._file, size, prot=mmap.PROT_READ) if size else b""
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._bytes = memoryview(mapped)
+
+    def read_into(self, offset: int, block: memoryview) -> int:
+        """See OpenPlace."""
+        return os.preadv(self._file, [block], offset)
+
+    def view(self, offset: int, nbytes: int) -> memoryview | None:
+        """See OpenPlace; None when the arena is too short, so that reading it says so."""
+        if offset + nbytes > min(len(self._bytes), os.fstat(self._file).st_size):
+            return None
+        return self._bytes[offset : offset + nbytes]
+
+    def lasts(self) -> bool:
+        """As long as the producer has not taken it away: its memory is freed with our mapping."""
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
+
+    def close(self) -> None:
+        """The mapping goes with the last view of it."""
+        self._bytes = memoryview(b"")
         os.close(self._file)
 
 
@@ -77,7 +134,11 @@ def _open_local(uri: str) -> OpenPlace:
     return LocalFile(path_of(uri))
 
 
-SCHEMES: Mapping[str, Callable[[str], OpenPlace]] = {"file": _open_local, "shm": _open_local}
+def _open_shared(uri: str) -> OpenPlace:
+    return SharedMemory(path_of(uri))
+
+
+SCHEMES: Mapping[str, Callable[[str], OpenPlace]] = {"file": _open_local, "shm": _open_shared}
 
 
 class SourceReader:
@@ -104,14 +165,7 @@ class SourceReader:
             SourceError: a place that this release or this user cannot read.
             StorageError: the disk fails (retry helps).
         """
-        details = {**where, "uri": location.uri}
-        if offset + len(block) > location.length:
-            raise SourceTruncatedError(
-                f"bytes {offset} to {offset + len(block)} of a location of {location.length}",
-                where=details,
-                next_step="the producer announced a tensor that its chunk does not hold",
-            )
-        try:
+        with self._named(location, offset, len(block), where) as details:
             place = self._open(location.uri)
             done = 0
             while done < len(block):
@@ -124,6 +178,32 @@ class SourceReader:
                         next_step="the file was cut or replaced; publish the version again",
                     )
                 done += count
+
+    def view(
+        self, location: Location, offset: int, nbytes: int, where: Mapping[str, object]
+    ) -> memoryview | None:
+        """The same bytes where they lie, without a copy; None where only reading is safe.
+
+        Raises:
+            SourceError, StorageError: as `read_into`.
+        """
+        with self._named(location, offset, nbytes, where):
+            return self._open(location.uri).view(location.offset + offset, nbytes)
+
+    @contextlib.contextmanager
+    def _named(
+        self, location: Location, offset: int, nbytes: int, where: Mapping[str, object]
+    ) -> Generator[dict[str, object]]:
+        """Check the range, and give what the system refuses the name of the source's trouble."""
+        details: dict[str, object] = {**where, "uri": location.uri}
+        if offset + nbytes > location.length:
+            raise SourceTruncatedError(
+                f"bytes {offset} to {offset + nbytes} of a location of {location.length}",
+                where=details,
+                next_step="the producer announced a tensor that its chunk does not hold",
+            )
+        try:
+            yield details
         except FileNotFoundError as error:
             raise SourceMissingError(
                 "the file of a chunk is not there",
@@ -146,7 +226,17 @@ class SourceReader:
             place = self._places[uri] = opener(uri)
         return place
 
+    def let_go(self) -> None:
+        """A version has ended: close what does not last.
+
+        An open staging file would keep its memory after its producer is gone.
+        """
+        for uri, place in list(self._places.items()):
+            if not place.lasts():
+                del self._places[uri]
+                place.close()
+
     def close(self) -> None:
-        """Close every place. An open staging file would keep its memory after its producer."""
+        """Close every place."""
         while self._places:
             self._places.popitem()[1].close()
