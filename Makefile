@@ -13,7 +13,7 @@ help:  ## show this list
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet torch==2.13.0
-	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[megatron,metrics,quantize,dev]'
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable '.[megatron,metrics,quantize,delta,dev]'
 	touch $@
 
 install: $(VENV)/.installed  ## weightbus, torch, megatron-core, transformers and the test tools, in .venv

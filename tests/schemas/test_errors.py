@@ -11,15 +11,13 @@ from weightbus.schemas import errors
 def _drawn() -> dict[str, str]:
     """Class name -> base name, from the drawing in the module docstring."""
     tree: dict[str, str] = {}
-    parent = "WeightbusError"
+    bases = ["WeightbusError"]
     for line in (errors.__doc__ or "").splitlines():
-        match = re.match(r"\s+(│\s+)?[├└]── (\w+)", line)
-        if match is None:
-            continue
-        nested = match[1] is not None or line.startswith(" " * 8)
-        tree[match[2]] = parent if nested else "WeightbusError"
-        if not nested:
-            parent = match[2]
+        match = re.match(r" {4}((?:│   |    )*)[├└]── (\w+)", line)
+        if match is not None:
+            level = len(match[1]) // 4
+            tree[match[2]] = bases[level]
+            bases[level + 1 :] = [match[2]]
     return tree
 
 

@@ -112,7 +112,7 @@ def test_it_stops_between_two_blocks(tmp_path: Path) -> None:
     staged = Staged(tmp_path / "staged", [WHOLE])
     stop = threading.Event()
     copier = Copier(10)
-    seen = copier.blocks(staged.inputs[0], stop)
+    seen = copier.blocks(staged.inputs[0], stop, 10)
     assert next(seen)[0] == 0
     stop.set()
     with pytest.raises(CopyStoppedError):

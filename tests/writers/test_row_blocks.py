@@ -156,13 +156,13 @@ def test_what_is_used_front_to_back_is_read_once_and_never_held(tmp_path: Path) 
     staged = Staged(tmp_path / "staged", sources)
     copier = Copier(32)
     reads: list[int] = []
-    read = copier.read
+    take = copier.take
 
-    def counted(item: Input, offset: int, block: memoryview) -> None:
-        reads.append(len(block))
-        read(item, offset, block)
+    def counted(item: Input, offset: int, nbytes: int) -> memoryview:
+        reads.append(nbytes)
+        return take(item, offset, nbytes)
 
-    copier.read = counted
+    copier.take = counted
     file = shard(tmp_path / "shard", made.nbytes)
     assemble(copier, made, 0, staged.inputs, file, NEVER)
     file.close()
