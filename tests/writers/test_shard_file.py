@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from weightbus.schemas.errors import CommitError, StorageError
+from weightbus.schemas.errors import CommitError, StorageError, VersionError
 from weightbus.writers import shard_file
 from weightbus.writers.shard_file import WRITE_BEHIND_BYTES, ShardFile, storage_error
 
@@ -82,6 +82,41 @@ def test_a_file_system_that_cannot_allocate_is_used_all_the_same(
     file = ShardFile(tmp_path / "s", 1000, b"head", write_behind=False)
     file.close()
     assert (tmp_path / "s").stat().st_size == 1000
+
+
+FAILURES = [
+    (errno.ENOSPC, StorageError, "free space or remount the disk"),
+    (errno.EIO, StorageError, "free space or remount the disk"),
+    (errno.EROFS, StorageError, "free space or remount the disk"),
+    (errno.EACCES, CommitError, "give the writer a folder that it may write to"),
+]
+CALLS = [
+    ("open", "cannot create a shard file"),
+    ("ftruncate", "cannot allocate 12 bytes for a shard"),
+    ("posix_fallocate", "cannot allocate 12 bytes for a shard"),
+    ("pwrite", "cannot write a shard"),
+]
+
+
+@pytest.mark.parametrize(("number", "kind", "next_step"), FAILURES)
+@pytest.mark.parametrize(("function", "what"), CALLS)
+def test_every_refusal_names_the_file_and_what_to_do(
+    function: str, what: str, number: int, kind: type[VersionError], next_step: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, failing(number))
+        with pytest.raises(kind) as info:
+            ShardFile(path, 12, b"head", write_behind=False)
+    error = info.value
+    assert type(error) is kind
+    assert error.what == f"{what}: {os.strerror(number)}"
+    assert error.where == {"file": path, "errno": errno.errorcode[number]}
+    assert next_step in error.next_step
+    # The next try finds nothing that stops it.
+    ShardFile(path, 12, b"head", write_behind=False).close()
+    assert path.read_bytes() == b"head" + bytes(8)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])

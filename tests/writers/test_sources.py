@@ -119,6 +119,7 @@ class Moody:
 
     def __init__(self) -> None:
         self.fails_with: int | None = None
+        self.kept = False
         self.closed = False
 
     def read_into(self, offset: int, block: memoryview) -> int:
@@ -126,6 +127,12 @@ class Moody:
             raise OSError(self.fails_with, os.strerror(self.fails_with))
         block[:1] = bytes([offset])
         return 1
+
+    def view(self, offset: int, nbytes: int) -> memoryview | None:
+        del offset, nbytes
+
+    def lasts(self) -> bool:
+        return self.kept
 
     def close(self) -> None:
         self.closed = True
@@ -144,11 +151,18 @@ def test_another_scheme_is_one_function() -> None:
     assert read(reader, location, 0, 3) == bytes([7, 8, 9])
     assert read(reader, location, 1, 1) == bytes([8])
     assert len(places) == 1
-    reader.close()
+    assert reader.view(location, 0, 1, WHERE) is None
+    places[0].kept = True
+    reader.let_go()
+    assert not places[0].closed
+    places[0].kept = False
+    reader.let_go()
     assert places[0].closed
     read(reader, location, 0, 1)
-    assert len(places) == 2
+    places[1].kept = True
     reader.close()
+    assert places[1].closed
+    assert len(places) == 2
 
 
 @pytest.mark.parametrize(
