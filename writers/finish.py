@@ -215,7 +215,11 @@ class Finisher:
             )
         except SubjectTakenError as taken:
             standing = read_event(taken.existing).event
-            if not isinstance(standing, ShardPersisted) or standing.writer != event.writer:
+            ours = (event.writer, event.writers)
+            if (
+                not isinstance(standing, ShardPersisted)
+                or (standing.writer, standing.writers) != ours
+            ):
                 raise VersionConflictError(
                     "another writer has announced this shard",
                     where={"version": event.version, "shard": event.shard, **taken.where},
