@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -156,33 +157,38 @@ class Copier:
             StorageError, CommitError: the shard cannot be written.
         """
         size = ITEM_BYTES[item.source.dtype]
-        runs = [
-            _Run(piece, targets[piece.target].offset, size)
-            for piece in item.source.pieces
-            if targets[piece.target].streamed
-        ]
+        runs = sorted(
+            (
+                _Run(piece, targets[piece.target].offset, size)
+                for piece in item.source.pieces
+                if targets[piece.target].streamed
+            ),
+            key=lambda run: run.begin,
+        )
         # One run that is the whole source: its digest is the source's own.
-        single = len(runs) == 1 and runs[0].length == item.source.nbytes
+        single = len(runs) == 1 and runs[0].end == item.source.nbytes and not runs[0].begin
         first = 0
         # What is hashed twice and then written is looked at three times: it must stay in the cache.
         step = self.block_bytes if single else min(self.block_bytes, _CACHED_BYTES)
         for at, block in self.blocks(item, stop, step):
             end = at + len(block)
-            for number in range(first, len(runs)):
-                run = runs[number]
+            while first < len(runs) and runs[first].end <= at:
+                first += 1
+            for run in islice(runs, first, None):
                 if run.begin >= end:
                     break
+                if run.end <= at:
+                    continue  # it ended before a run that began before it
                 skipped = max(run.begin, at) - run.begin
-                part = block[run.begin + skipped - at : run.begin + run.length - at]
+                part = block[run.begin + skipped - at : run.end - at]
                 if not single:
                     run.hasher.update(part)
                 file.write(run.place + skipped, part)
-                if run.begin + run.length <= end:
-                    first = number + 1
         placed: dict[int, list[PlacedExtent]] = {}
         for run in runs:
             digest = item.arrival.digest if single else run.hasher.digest()
-            entry = PlacedExtent(run.offset, Extent(length=run.length, digest=digest))
+            extent = Extent(length=run.end - run.begin, digest=digest)
+            entry = PlacedExtent(run.offset, extent)
             placed.setdefault(run.target, []).append(entry)
         return placed
 
@@ -233,13 +239,14 @@ class Copier:
 
 
 class _Run:
-    """A piece that is one run; everything in bytes: `begin` in the source, `place` in the file."""
+    """A piece that is one run, in bytes: `begin` to `end` of the source, `place` in the file."""
 
-    __slots__ = ("begin", "hasher", "length", "offset", "place", "target")
+    __slots__ = ("begin", "end", "hasher", "offset", "place", "target")
 
     def __init__(self, piece: Piece, target_offset: int, size: int) -> None:
         self.target = piece.target
-        self.begin, self.length = piece.src_offset * size, piece.elements * size
+        self.begin = piece.src_offset * size
+        self.end = self.begin + piece.elements * size
         self.offset = piece.dst_offset * size
         self.place = target_offset + self.offset
         self.hasher = Hasher()
