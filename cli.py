@@ -41,7 +41,9 @@ from .tools.running import (
 )
 from .tools.status import render, to_json
 from .tools.waiting import wait_for_outcome
+from .writers.certify_command import certify_checkpoint
 from .writers.config import WriterConfig
+from .writers.described import Parallel
 from .writers.service import Writer
 
 app = typer.Typer(
@@ -73,6 +75,15 @@ class Missing(enum.Enum):
     REFUSE = "refuse"
     COPY = "copy"
     OMIT = "omit"
+
+
+class Expect(enum.Enum):
+    """Who says what a version must contain."""
+
+    AUTO = "auto"
+    HEADERS = "headers"
+    INDEX = "index"
+    TRANSFORMERS = "transformers"
 
 
 def main() -> None:
@@ -336,6 +347,44 @@ def status(
 
 def _read_only(url: str | None) -> BusConfig:
     return replace(_config(url, "status"), create_streams=False)
+
+
+@app.command()
+def certify(
+    model: Annotated[Path, typer.Argument(help="Checkpoint folder, or a config.json.")],
+    parallel: Annotated[
+        str, typer.Option(help="A described layout, e.g. tp=8,pp=16,ep=32,spec=te.")
+    ] = "",
+    layout: Annotated[
+        list[Path] | None, typer.Option(help="Layout files of producers, instead of --parallel.")
+    ] = None,
+    family: Annotated[str, typer.Option(help="Family; default: by the model's type.")] = "",
+    missing: Annotated[
+        Missing, typer.Option(help="HF tensors that nobody produces.")
+    ] = Missing.REFUSE,
+    expect: Annotated[
+        Expect, typer.Option(help="Who says what a version must contain.")
+    ] = Expect.AUTO,
+    as_json: AsJson = False,
+) -> None:
+    """Prove a mapping complete and exact before the first byte; exit 1 when it is refused."""
+    try:
+        report = certify_checkpoint(
+            model,
+            parallel=Parallel.parse(parallel) if parallel else None,
+            layouts=layout if layout is not None else (),
+            family=family,
+            missing=missing.value,
+            expect=expect.value,
+        )
+    except WeightbusError as error:
+        raise fail(error) from error
+    if as_json:
+        screen.print_json(report.to_json())
+    else:
+        screen.print(report.table(), soft_wrap=True, highlight=False, markup=False)
+    if not report.ok:
+        raise typer.Exit(FAILED)
 
 
 @app.command()
