@@ -130,7 +130,7 @@ def _engines(rows: list[dict[str, Any]]) -> Table:
         table.add_column(column, overflow="fold")
     for row in rows:
         timings = row["timings_s"]
-        pause = sum(timings.get(state, 0.0) for state in ("PAUSED", "LOADING"))
+        pause = timings.get("PAUSE_TOTAL")
         table.add_row(
             row["engine"],
             row["url"],

@@ -76,7 +76,7 @@ def _report(version: int, outcome: str, engine: str = "e0", attempt: int = 1) ->
             "outcome": outcome,
             "state": "SERVING",
             "error": "" if outcome == "serving" else "EngineRefusedError",
-            "timings_s": {"PAUSED": 0.25, "LOADING": 0.5},
+            "timings_s": {"PAUSED": 0.25, "LOADING": 0.5, "PAUSE_TOTAL": 0.81},
         }
     )
 
@@ -162,6 +162,7 @@ def test_the_screen_shows_the_facts_of_the_json() -> None:
             assert row["waits_for"] in screen.getvalue()
         for row in run["engines"]:
             assert row["engine"] in screen.getvalue()
+    assert "0.81 s" in screen.getvalue()
 
 
 def test_an_empty_stream_is_said_to_be_empty() -> None:
