@@ -251,9 +251,8 @@ class Finisher:
             origin_of(self._config, opened), self._config.durable, self._steps,
         )  # fmt: skip
         shards = list(assembly.shards)
-        loop = asyncio.get_running_loop()
         complete = await self.persistent(
-            lambda: loop.run_in_executor(self._commits, committer.make_visible, shards)
+            lambda: self.in_order(lambda: committer.make_visible(shards))
         )
         self._steps.reached(Step.ANNOUNCE_COMPLETE, state.key)
         await self._publish_outcome(complete)
@@ -289,6 +288,10 @@ class Finisher:
 
     # ---- the end
 
+    async def in_order(self, call: Callable[[], T]) -> T:
+        """Change folders: one call after the other, and `close` waits for the one under way."""
+        return await asyncio.get_running_loop().run_in_executor(self._commits, call)
+
     async def end(self, state: VersionState) -> None:
         """The version's outcome stands: return when nothing works for it any more."""
         state.ended.set()
@@ -300,7 +303,7 @@ class Finisher:
         if state.tasks:
             await asyncio.wait(list(state.tasks))
         if state.committing:
-            await asyncio.get_running_loop().run_in_executor(self._commits, _nothing)
+            await self.in_order(_nothing)
         if state.work is not None:
             await state.work.end()
         if state.assembly is not None:

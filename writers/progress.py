@@ -6,7 +6,6 @@ left and does everything that the state asks for; from there on each event is ac
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Iterator
@@ -303,7 +302,7 @@ class Progress:
             BusError: the bus was closed.
         """
         self._live = True
-        await asyncio.to_thread(self._clean_up_at_start, left_over)
+        await self._finisher.in_order(lambda: self._clean_up_at_start(left_over))
         for state in list(self.states()):
             if state.failure is not None:
                 self._finisher.publish_failure(state)
@@ -352,9 +351,12 @@ class Progress:
     async def _clean_up(self, state: VersionState, *, aborted: bool) -> None:
         self._steps.reached(Step.CLEAN_UP, state.key)
         if aborted:
-            await self._finisher.persistent(lambda: asyncio.to_thread(self._withdraw, state.key))
+            await self._finisher.persistent(
+                lambda: self._finisher.in_order(lambda: self._withdraw(state.key))
+            )
         else:
-            await asyncio.to_thread(discard, VersionPaths.of(self._root, state.key))
+            paths = VersionPaths.of(self._root, state.key)
+            await self._finisher.in_order(lambda: discard(paths))
         ended = "aborted" if aborted else "complete"
         _log.info("version %s %s %s", state.key, ended, state.times.stages())
 
