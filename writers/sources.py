@@ -101,7 +101,7 @@ class SharedMemory:
         """As long as the producer has not taken it away: its memory is freed with our mapping."""
         try:
             return os.path.samestat(self._path.stat(), os.fstat(self._file))
-        except FileNotFoundError:
+        except OSError:  # taken away, or out of reach: the next use opens it again, or says so
             return False
 
     def close(self) -> None:
