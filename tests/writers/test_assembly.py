@@ -1,281 +1,352 @@
-"""The pairing state: what waits for what, in any order; contradictions; an empty end."""
+"""The pairing state: order, repetition, contradictions, and what a message names."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
-from support.writer_plans import KEY, plan_of
+from support.conversion_megatron import Grid
+from support.writer_megatron import LATENT
+from support.writer_parts import KEY, chunk_of, persisted_of, plan_of, seal_of
 from weightbus.schemas.digest import digest_of
 from weightbus.schemas.errors import LayoutError, PairingError, VersionConflictError
-from weightbus.schemas.events import (
-    ChunkReady,
-    ChunkTensor,
-    Location,
-    ProducerSealed,
-    ReplicaDigest,
-    ShardPersisted,
-    VersionOpened,
-)
+from weightbus.schemas.events import ChunkReady, ReplicaDigest, VersionOpened
 from weightbus.writers.assembly import Assembly, sources_of_shard
 from weightbus.writers.plan_types import Plan
 
-A, B = digest_of(b"a"), digest_of(b"b")
-PAIR = {"q_a_proj and 1 more": [(0, 0), (1, 0)], "norm": [(0, 1)], "mlp": [(1, 1), (0, 2)]}
+PLAN, LAYOUTS = plan_of(LATENT, Grid(tp=2, pp=2))
+RANKS = (0, 1, 2, 3)
+Q_DOWN, KV_DOWN = (
+    f"decoder.layers.0.self_attention.linear_{half}_down_proj.weight" for half in ("q", "kv")
+)
 
 
-def chunk(rank: int, number: int, *indices: int, length: int = 8, digest: str = A) -> ChunkReady:
-    return ChunkReady(
-        version=KEY, rank=rank, chunk=number,
-        location=Location(uri="shm://arena", offset=0, length=1000),
-        tensors=tuple(
-            ChunkTensor(index=index, offset=8 * place, length=length, digest=digest)
-            for place, index in enumerate(indices)
-        ),
-    )  # fmt: skip
+def assembly(plan: Plan = PLAN) -> Assembly:
+    return Assembly(KEY, plan, RANKS)
 
 
-def sealed(rank: int, chunks: int, tensors: int, nbytes: int | None = None) -> ProducerSealed:
-    return ProducerSealed(
-        version=KEY, rank=rank, chunks=chunks, tensors=tensors,
-        nbytes=8 * tensors if nbytes is None else nbytes,
-    )  # fmt: skip
+def keys_of(rank: int, plan: Plan = PLAN) -> list[tuple[int, int]]:
+    return sorted(key for key in plan.sources if key[0] == rank)
 
 
-def shard_event(plan: Plan, number: int = 0, **changes: object) -> ShardPersisted:
-    file = plan.shards[number]
-    fields: dict[str, object] = {
-        "version": KEY, "plan_digest": plan.digest, "writer": file.writer,
-        "writers": plan.writers, "shard": number, "shards": len(plan.shards), "file": file.file,
-        "nbytes": file.nbytes, "digest": A, "table_digest": B,
-    }  # fmt: skip
-    return ShardPersisted.model_validate({**fields, **changes})
+def key_named(name: str, plan: Plan = PLAN) -> tuple[int, int]:
+    """The one source of that name."""
+    (key,) = (key for key, source in plan.sources.items() if source.name == name)
+    return key
 
 
-def assembly(plan: Plan | None = None, ranks: Sequence[int] = (0, 1)) -> Assembly:
-    return Assembly(KEY, plan_of(PAIR) if plan is None else plan, ranks)
-
-
-EVENTS: list[ChunkReady | ProducerSealed] = [
-    chunk(0, 0, 0), chunk(0, 1, 1, 2), sealed(0, 2, 3), chunk(1, 0, 0), chunk(1, 1, 1),
-    sealed(1, 2, 2),
-]  # fmt: skip
-
-
-def give(state: Assembly, event: ChunkReady | ProducerSealed, sequence: int = 1) -> None:
-    if isinstance(event, ChunkReady):
-        state.chunk(event, sequence)
-    else:
-        state.seal(event, sequence)
-
-
-def orders() -> list[tuple[int, ...]]:
-    """Every order in which each rank's own events keep theirs."""
+def all_chunks(rank: int, size: int = 3) -> list[ChunkReady]:
+    keys = keys_of(rank)
     return [
-        order
-        for order in itertools.permutations(range(6))
-        if max(order.index(0), order.index(1)) < order.index(2)
-        and max(order.index(3), order.index(4)) < order.index(5)
+        chunk_of(PLAN, number, *keys[at : at + size])
+        for number, at in enumerate(range(0, len(keys), size))
     ]
 
 
-@pytest.mark.parametrize("order", orders(), ids=lambda order: "".join(map(str, order)))
-def test_a_pair_on_two_ranks_is_whole_when_its_last_half_arrives(order: tuple[int, ...]) -> None:
-    state = assembly()
-    for place, number in enumerate(order):
-        give(state, EVENTS[number])
-        seen = set(order[: place + 1])
-        assert state.whole(0) == ({0, 3} <= seen)
-        assert state.whole(1) == (1 in seen)
-        assert state.whole(2) == ({1, 4} <= seen)
-        assert {wait.group.index for wait in state.waiting()} == {
-            group for group in range(3) if not state.whole(group)
-        }
-        assert state.sealed == ({2, 5} <= seen)
-    state.clear()
-    assert state.empty
+def fill(made: Assembly, *, but: tuple[int, int] | None = None) -> None:
+    """Everything of every rank, sealed; without one source."""
+    for rank in RANKS:
+        chunks = [
+            chunk_of(PLAN, number, key)
+            for number, key in enumerate(key for key in keys_of(rank) if key != but)
+        ]
+        for chunk in chunks:
+            made.chunk(chunk, 1)
+        made.seal(seal_of(rank, *chunks), 2)
 
 
-def test_the_halves_in_adjacent_chunks_of_one_rank_either_order() -> None:
-    plan = plan_of({"pair": [(0, 0), (0, 1)]})
-    for first, second in ((0, 1), (1, 0)):
-        state = assembly(plan, [0])
-        assert [a.key for a in state.chunk(chunk(0, first, first), 1)] == [(0, first)]
-        [wait] = state.waiting()
-        assert (wait.arrived, wait.missing) == (((0, first),), ((0, second),))
-        assert not state.has_all([(0, 0), (0, 1)])
-        state.chunk(chunk(0, second, second), 2)
-        assert state.waiting() == []
-        assert state.has_all([(0, 0), (0, 1)])
+# ---- order
 
 
-def test_doubled_events_are_nothing_new() -> None:
-    chance = random.Random(1)
-    for _ in range(20):
-        state, arrivals = assembly(), 0
-        plan = plan_of(PAIR)
-        for event in EVENTS:
-            for again in range(chance.randrange(1, 4)):
-                if isinstance(event, ChunkReady):
-                    found = state.chunk(event, 5)
-                    assert not (again and found)
-                    arrivals += len(found)
-                else:
-                    state.seal(event, 5)
-        assert arrivals == 5
+@pytest.mark.parametrize("seed", range(5))
+def test_any_order_between_producers_gives_the_same_state(seed: int) -> None:
+    chance = random.Random(seed)
+    queues = [all_chunks(rank) for rank in RANKS]
+    seals = [seal_of(rank, *queue) for rank, queue in enumerate(queues)]
+    made = assembly()
+    while any(queues):
+        rank = chance.choice([rank for rank in RANKS if queues[rank]])
+        made.chunk(queues[rank].pop(chance.randrange(len(queues[rank]))), 1)
+        if not queues[rank]:
+            made.seal(seals[rank], 2)
+    assert made.sealed
+    assert made.waiting() == []
+    assert made.has_all(PLAN.sources)
+    assert all(made.whole(group.index) for group in PLAN.groups)
+
+
+def test_a_chunk_returns_what_is_new_with_its_place() -> None:
+    first, second = keys_of(0)[:2]
+    made = assembly()
+    arrivals = made.chunk(chunk_of(PLAN, 4, first, second), 17)
+    assert [arrival.key for arrival in arrivals] == [first, second]
+    assert arrivals[1].offset == PLAN.sources[first].nbytes
+    assert arrivals[1].length == PLAN.sources[second].nbytes
+    assert (arrivals[0].chunk, arrivals[0].sequence) == (4, 17)
+    assert made.arrival(second) == arrivals[1]
+    assert made.arrival(keys_of(1)[0]) is None
+    assert made.digests() == {0: {key[1]: made_.digest for key, made_ in zip(
+        (first, second), arrivals, strict=True)}}  # fmt: skip
+
+
+# ---- repetition
+
+
+def test_every_event_twice_is_nothing_new() -> None:
+    made = assembly()
+    opened = VersionOpened(version=KEY, producers=4)
+    made.opened(opened, 1)
+    made.opened(opened, 1)
+    for rank in RANKS:
+        chunks = all_chunks(rank)
+        for chunk in chunks:
+            assert made.chunk(chunk, 1) != []
+            assert made.chunk(chunk, 2) == []
         for _ in range(2):
-            state.shard(shard_event(plan), 9)
-        assert state.persisted
+            made.seal(seal_of(rank, *chunks), 3)
+        assert made.chunk(chunks[0], 4) == []  # late, after the seal
+    for shard in PLAN.shards:
+        assert not made.persisted
+        for _ in range(2):
+            made.shard(persisted_of(PLAN, shard), 5)
+    assert made.persisted
+    assert [event.shard for event in made.shards] == [shard.index for shard in PLAN.shards]
 
 
-def test_an_arrival_says_where_the_bytes_are() -> None:
-    state = assembly()
-    [_, arrival] = state.chunk(chunk(0, 1, 1, 2), 42)
-    assert arrival == state.arrival((0, 2))
-    assert (arrival.offset, arrival.length, arrival.digest) == (8, 8, A)
-    assert (arrival.chunk, arrival.sequence, arrival.location.uri) == (1, 42, "shm://arena")
-    assert state.arrival((1, 0)) is None
+def test_shards_before_the_seal_do_not_make_it_committable() -> None:
+    made = assembly()
+    for shard in reversed(PLAN.shards):
+        made.shard(persisted_of(PLAN, shard), 1)
+    assert not made.persisted
+    fill(made)
+    assert made.persisted
+    assert [event.shard for event in made.shards] == [shard.index for shard in PLAN.shards]
 
 
-def test_digests_of_published_tensors_and_of_replicas() -> None:
-    state = assembly(plan_of({"one": [(0, 0)]}))
-    state.chunk(chunk(0, 0, 0), 1)
-    state.seal(sealed(0, 1, 1), 2)
-    replica = ReplicaDigest(index=4, digest=B)
-    state.seal(sealed(1, 0, 0).model_copy(update={"replicas": (replica,)}), 3)
-    assert state.digests() == {0: {0: A}, 1: {4: B}}
+# ---- pairing
 
 
-# ---------------------------------------------------------------------------------- refusals
+@pytest.mark.parametrize("order", [(Q_DOWN, KV_DOWN), (KV_DOWN, Q_DOWN)])
+def test_the_halves_of_a_pair_come_in_adjacent_chunks(order: tuple[str, str]) -> None:
+    halves = [key_named(name) for name in order]
+    group = next(group for group in PLAN.groups if set(halves) <= set(group.sources))
+    made = assembly()
+    made.chunk(chunk_of(PLAN, 0, halves[0]), 1)
+    assert not made.whole(group.index)
+    (wait,) = (wait for wait in made.waiting() if wait.group == group)
+    assert wait.arrived == (halves[0],)
+    assert wait.missing == (halves[1],)
+    made.chunk(chunk_of(PLAN, 1, halves[1]), 2)
+    assert made.whole(group.index)
+    assert group.index not in {wait.group.index for wait in made.waiting()}
 
 
-def test_a_tensor_twice_in_different_chunks() -> None:
-    state = assembly()
-    state.chunk(chunk(0, 0, 0), 1)
-    with pytest.raises(VersionConflictError, match="stands in chunks 0 and 1 of one producer") as e:
-        state.chunk(chunk(0, 1, 1, 0), 2)
-    assert "two processes publish as one producer" in str(e.value)
-    assert "rank=0" in str(e.value)
-    assert state.arrival((0, 1)) is None  # a refused chunk leaves nothing
+def test_the_halves_of_a_pair_come_from_different_ranks() -> None:
+    layouts = [
+        layout.model_copy(
+            update={
+                "tensors": tuple(
+                    # Rank 0 holds both; from now on rank 1 publishes the second.
+                    tensor.model_copy(update={"owned": layout.producer.rank == 1})
+                    if tensor.name == KV_DOWN
+                    else tensor
+                    for tensor in layout.tensors
+                )
+            }
+        )
+        for layout in LAYOUTS
+    ]
+    plan, _ = plan_of(LATENT, Grid(tp=2, pp=2), layouts=layouts)
+    halves = key_named(Q_DOWN, plan), key_named(KV_DOWN, plan)
+    assert [key[0] for key in halves] == [0, 1]
+    for first, second in itertools.permutations(halves):
+        made = assembly(plan)
+        group = next(group for group in plan.groups if first in group.sources)
+        assert second in group.sources
+        made.chunk(chunk_of(plan, 0, first), 1)
+        assert not made.whole(group.index)
+        made.chunk(chunk_of(plan, 0, second), 2)
+        assert made.whole(group.index)
+    shards = {plan.sources[key].shard for key in halves}
+    assert len(shards) == 1  # one writer reads both
+    (shard,) = shards
+    assert shard is not None
+    assert {*halves} <= {source.key for source in sources_of_shard(plan, shard)}
 
 
-def test_a_tensor_twice_in_one_chunk() -> None:
-    with pytest.raises(VersionConflictError, match="stands in chunks 3 and 3"):
-        assembly().chunk(chunk(0, 3, 0, 0), 1)
+def test_waiting_names_every_group_at_first() -> None:
+    made = assembly()
+    waits = made.waiting()
+    assert [wait.group for wait in waits] == list(PLAN.groups)
+    assert all(wait.arrived == () and wait.missing == wait.group.sources for wait in waits)
+
+
+def test_a_version_of_which_a_half_is_missing_says_which() -> None:
+    with pytest.raises(PairingError) as caught:
+        fill(assembly(), but=key_named(KV_DOWN))
+    message = str(caught.value)
+    assert "1 groups and 0 single tensors are not whole" in message
+    assert f"waits for {KV_DOWN} of rank 0 (1 arrived)" in message
+    assert "a producer left out tensors of its layout" in message
+
+
+def test_many_missing_tensors_are_counted() -> None:
+    made = assembly()
+    for rank in RANKS[:-1]:
+        made.seal(seal_of(rank), 1)
+    with pytest.raises(PairingError, match=r"every producer has sealed .* and \d+ more"):
+        made.seal(seal_of(3), 2)
+
+
+# ---- contradictions
+
+
+def test_opened_for_another_number_of_producers() -> None:
+    with pytest.raises(
+        VersionConflictError, match=r"opened for 3 producers, its attempt has 4.*sequence=9"
+    ):
+        assembly().opened(VersionOpened(version=KEY, producers=3), 9)
 
 
 def test_another_chunk_of_the_same_number() -> None:
-    state = assembly()
-    state.chunk(chunk(0, 0, 0), 1)
-    with pytest.raises(VersionConflictError, match="chunk 0 comes from a producer that has publi"):
-        state.chunk(chunk(0, 0, 0, digest=B), 2)
+    first, second = keys_of(0)[:2]
+    made = assembly()
+    made.chunk(chunk_of(PLAN, 0, first), 1)
+    with pytest.raises(
+        VersionConflictError, match="chunk 0 comes from a producer that has published another"
+    ):
+        made.chunk(chunk_of(PLAN, 0, second), 2)
 
 
-def test_a_chunk_after_the_seal() -> None:
-    state = assembly()
-    state.chunk(chunk(0, 0, 0), 1)
-    state.seal(sealed(0, 1, 1), 2)
-    with pytest.raises(VersionConflictError, match="producer that has sealed the version"):
-        state.chunk(chunk(0, 1, 1), 3)
+def test_a_chunk_behind_the_seal() -> None:
+    first, second = keys_of(0)[:2]
+    made = assembly()
+    chunk = chunk_of(PLAN, 0, first)
+    made.chunk(chunk, 1)
+    made.seal(seal_of(0, chunk), 2)
+    with pytest.raises(VersionConflictError, match="a producer that has sealed the version"):
+        made.chunk(chunk_of(PLAN, 1, second), 3)
 
 
-def test_a_tensor_that_the_layout_does_not_publish() -> None:
-    with pytest.raises(LayoutError, match="does not publish") as error:
-        assembly().chunk(chunk(0, 0, 99), 7)
-    assert "index=99" in str(error.value)
-    assert "sequence=7" in str(error.value)
+@pytest.mark.parametrize("same_chunk", [True, False])
+def test_a_tensor_in_two_chunks(same_chunk: bool) -> None:
+    first, second = keys_of(0)[:2]
+    made = assembly()
+    if not same_chunk:
+        made.chunk(chunk_of(PLAN, 0, first), 1)
+    keys = (second, first, first) if same_chunk else (second, first)
+    with pytest.raises(VersionConflictError, match=r"a tensor stands in chunks \d and 1") as caught:
+        made.chunk(chunk_of(PLAN, 1, *keys), 2)
+    assert PLAN.sources[first].name in str(caught.value)
+    assert made.arrival(second) is None  # nothing of a refused chunk is kept
+
+
+def test_a_tensor_that_the_layout_does_not_have() -> None:
+    chunk = chunk_of(PLAN, 0, keys_of(0)[0])
+    strange = chunk.tensors[0].model_copy(update={"index": 999})
+    with pytest.raises(LayoutError, match=r"layout does not publish.*index=999"):
+        assembly().chunk(chunk.model_copy(update={"tensors": (strange,)}), 1)
+
+
+def test_a_tensor_that_the_rank_does_not_own() -> None:
+    index = next(i for i, tensor in enumerate(LAYOUTS[1].tensors) if not tensor.owned)
+    chunk = chunk_of(PLAN, 0, keys_of(1)[0])
+    other = chunk.tensors[0].model_copy(update={"index": index})
+    with pytest.raises(LayoutError, match="layout does not publish"):
+        assembly().chunk(chunk.model_copy(update={"tensors": (other,)}), 1)
 
 
 def test_a_tensor_of_another_size() -> None:
-    with pytest.raises(LayoutError, match="holds 4 bytes of a tensor of 8") as error:
-        assembly().chunk(chunk(0, 0, 0, length=4), 1)
-    assert "tensor=q_a_proj" in str(error.value)
+    key = keys_of(0)[0]
+    chunk = chunk_of(PLAN, 0, key)
+    short = chunk.tensors[0].model_copy(update={"length": 8})
+    with pytest.raises(LayoutError, match="holds 8 bytes of a tensor of") as caught:
+        assembly().chunk(chunk.model_copy(update={"tensors": (short,)}), 1)
+    assert f"tensor={PLAN.sources[key].name}" in str(caught.value)
+    assert "different models" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "seal", [sealed(0, 2, 1), sealed(0, 1, 2, 8), sealed(0, 1, 1, 9)],
-    ids=["chunks", "tensors", "bytes"],
-)  # fmt: skip
-def test_a_seal_that_counts_otherwise(seal: ProducerSealed) -> None:
-    state = assembly()
-    state.chunk(chunk(0, 0, 0), 1)
-    with pytest.raises(PairingError, match="in the stream are 1 of 1, 8 bytes") as error:
-        state.seal(seal, 2)
-    assert "chunk events were lost or purged" in str(error.value)
+def test_a_seal_that_announces_what_is_not_there() -> None:
+    chunks = all_chunks(0)
+    made = assembly()
+    for chunk in chunks[1:]:
+        made.chunk(chunk, 1)
+    with pytest.raises(PairingError, match=rf"sealed the version with {len(chunks)} chunks") as c:
+        made.seal(seal_of(0, *chunks), 2)
+    assert f"in the stream are {len(chunks) - 1} of" in str(c.value)
+    assert "lost or purged" in str(c.value)
+    assert not made.sealed
 
 
 def test_a_second_seal_with_other_numbers() -> None:
-    state = assembly()
-    state.chunk(chunk(0, 0, 0), 1)
-    state.seal(sealed(0, 1, 1), 2)
-    with pytest.raises(VersionConflictError, match="twice, with other numbers"):
-        state.seal(sealed(0, 1, 1, 7), 3)
+    made = assembly()
+    made.seal(seal_of(0), 1)
+    with pytest.raises(VersionConflictError, match="sealed the version twice, with other numbers"):
+        made.seal(seal_of(0, all_chunks(0)[0]), 2)
 
 
-def test_a_seal_of_a_stranger() -> None:
-    with pytest.raises(VersionConflictError, match="and has no layout"):
-        assembly().seal(sealed(9, 0, 0), 1)
-
-
-def test_a_group_that_still_waits_when_everybody_has_sealed() -> None:
-    state = assembly(plan_of(PAIR, unused=[(1, 5)]))
-    state.chunk(chunk(0, 0, 0, 1), 1)
-    state.chunk(chunk(1, 0, 1), 2)
-    state.seal(sealed(0, 1, 2), 3)
-    with pytest.raises(PairingError, match="2 groups and 1 single tensors are not whole") as error:
-        state.seal(sealed(1, 1, 1), 4)
-    text = str(error.value)
-    assert "q_a_proj and 1 more waits for q_a_proj and 1 more (1, 0) of rank 1 (1 arrived)" in text
-    assert "mlp waits for mlp (0, 2) of rank 0 (1 arrived)" in text
-    assert "unused (1, 5) of rank 1" in text
-
-
-def test_many_missing_tensors_are_counted_behind_the_first() -> None:
-    plan = plan_of({f"group {number}": [(0, number)] for number in range(50)})
-    with pytest.raises(PairingError, match=r"50 groups .* and 38 more"):
-        assembly(plan, [0]).seal(sealed(0, 0, 0), 1)
-
-
-def test_a_version_opened_for_others() -> None:
-    state = assembly()
-    state.opened(VersionOpened(version=KEY, producers=2), 1)
-    with pytest.raises(VersionConflictError, match="for 3 producers, its attempt has 2"):
-        state.opened(VersionOpened(version=KEY, producers=3), 2)
+def test_a_seal_of_somebody_without_a_layout() -> None:
+    with pytest.raises(VersionConflictError, match="sealed the version and has no layout"):
+        assembly().seal(seal_of(4), 1)
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"plan_digest": B}, {"writers": 4}, {"shards": 9}, {"writer": 1}, {"file": "other"},
-     {"nbytes": 1}, {"shard": 5, "shards": 9}],
-    ids=str,
-)  # fmt: skip
-def test_a_shard_of_another_plan(change: dict[str, Any]) -> None:
-    plan = plan_of(PAIR)
-    with pytest.raises(VersionConflictError, match="works by another plan") as error:
-        assembly(plan).shard(shard_event(plan, **change), 1)
-    assert "start all writers of a run with the same release, count, shard size" in str(error.value)
+    ("change", "message"),
+    [
+        ({"plan_digest": digest_of(b"other")}, "works by another plan"),
+        ({"writers": 3}, "writer 0 of 3 works by another plan .* than this one of 2"),
+        ({"shards": 99}, "works by another plan"),
+        ({"shard": 99}, "works by another plan"),
+        ({"writer": 1}, "works by another plan"),
+        ({"file": "model.safetensors"}, "works by another plan"),
+        ({"nbytes": 1}, "works by another plan"),
+    ],
+)
+def test_a_shard_of_another_plan(change: dict[str, object], message: str) -> None:
+    event = persisted_of(PLAN, PLAN.shards[0]).model_copy(update=change)
+    with pytest.raises(VersionConflictError, match=message) as caught:
+        assembly().shard(event, 1)
+    assert "same release, count, shard size" in str(caught.value)
 
 
 def test_a_shard_twice_with_other_bytes() -> None:
-    plan = plan_of(PAIR)
-    state = assembly(plan)
-    state.shard(shard_event(plan), 1)
+    event = persisted_of(PLAN, PLAN.shards[0])
+    made = assembly()
+    made.shard(event, 1)
     with pytest.raises(VersionConflictError, match="persisted twice, with other bytes"):
-        state.shard(shard_event(plan, digest=B), 2)
+        made.shard(event.model_copy(update={"digest": digest_of(b"other")}), 2)
 
 
-def test_persisted_needs_every_shard_and_every_seal() -> None:
-    plan = plan_of(PAIR, shards=2, writers=2)
-    state = assembly(plan)
-    for shard in (1, 0):
-        assert not state.persisted
-        state.shard(shard_event(plan, shard), 1)
-    assert [event.shard for event in state.shards] == [0, 1]
-    assert not state.persisted
-    for event in EVENTS:
-        give(state, event)
-    assert state.persisted
-    assert {one.key for one in sources_of_shard(plan, 0)} == {(0, 0), (1, 0), (1, 1), (0, 2)}
+# ---- replicas, the end
+
+
+def test_digests_of_replicas_stand_beside_those_of_owners() -> None:
+    made = assembly()
+    seen = ReplicaDigest(index=3, digest=digest_of(b"seen"))
+    chunk = chunk_of(PLAN, 0, keys_of(1)[0])
+    made.chunk(chunk, 1)
+    made.seal(seal_of(1, chunk).model_copy(update={"replicas": (seen,)}), 2)
+    assert made.digests() == {1: {chunk.tensors[0].index: chunk.tensors[0].digest, 3: seen.digest}}
+
+
+def test_nothing_is_left_after_clear() -> None:
+    made = assembly()
+    fill(made)
+    for shard in PLAN.shards:
+        made.shard(persisted_of(PLAN, shard), 1)
+    assert not made.empty
+    made.clear()
+    assert made.empty
+    assert made.waiting() == []
+    assert made.shards == []
+    assert not made.sealed
+    assert not made.has_all(keys_of(0)[:1])
+
+
+def test_a_half_is_not_left_after_clear() -> None:
+    made = assembly()
+    made.chunk(chunk_of(PLAN, 0, key_named(Q_DOWN)), 1)
+    made.clear()
+    assert made.empty
+    assert made.arrival(key_named(Q_DOWN)) is None

@@ -1,8 +1,7 @@
-"""The commit: two at once, after any step, over anything that lies there; and how it is undone."""
+"""Commit: one folder, once, by anybody, after anything; and never over something else."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 from collections.abc import Callable
@@ -10,342 +9,366 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.writer_plans import KEY, persist, plan_of
+from support.writer_parts import KEY, CommitScene, commit_scene
 from weightbus.engine_agents.verify import verify_version
-from weightbus.schemas.errors import CommitError, OriginError
-from weightbus.schemas.events import ShardPersisted, VersionComplete, VersionKey
-from weightbus.schemas.manifest import Manifest
-from weightbus.writers.commit import Committer, discard, visible_manifest, withdraw
-from weightbus.writers.paths import VersionPaths, hidden_folders
-from weightbus.writers.plan_types import Plan
-from weightbus.writers.steps import NoSteps, Step, Steps
+from weightbus.schemas.digest import digest_of
+from weightbus.schemas.errors import CommitError, OriginError, StorageError
+from weightbus.schemas.events import VersionComplete, VersionKey
+from weightbus.schemas.manifest import INDEX_FILE, MANIFEST_FILE, ShardTable
+from weightbus.writers.commit import discard, index_of, visible_manifest, withdraw
+from weightbus.writers.steps import Step
 
-PLAN = plan_of({"a": [(0, 0)], "b": [(0, 1)], "c": [(0, 2)]}, shards=2, writers=2)
 COMMIT_STEPS = [Step.COPY_ASSETS, Step.WRITE_INDEX, Step.WRITE_MANIFEST, Step.RENAME]
+NONCE = "trainer"
 
 
-class Stopped(Exception):  # noqa: N818 - it is no error of ours
-    """A crash."""
+class CrashError(Exception):
+    """The committer's process dies here."""
 
 
 class At:
-    """Does something just before a step, once."""
+    """Does something just before one step, once."""
 
-    def __init__(self, step: Step, act: Callable[[], None]) -> None:
-        self._step, self._act = step, act
+    def __init__(self, step: Step, action: Callable[[], None]) -> None:
+        self._step, self._action, self._done = step, action, False
 
     def reached(self, step: Step, key: VersionKey) -> None:
-        if step is self._step:
-            self._step = Step.PLAN
-            self._act()
+        if step is self._step and not self._done:
+            self._done = True
+            self._action()
 
 
-def crash() -> None:
-    raise Stopped
+class Together:
+    """Several committers take each step at the same moment."""
 
+    def __init__(self, count: int) -> None:
+        self._barrier = threading.Barrier(count)
 
-@pytest.fixture
-def origin(tmp_path: Path) -> Path:
-    folder = tmp_path / "origin"
-    (folder / "sub").mkdir(parents=True)
-    (folder / "config.json").write_text('{"model_type": "llama"}')
-    (folder / "sub" / "tokenizer.json").write_text("tokens")
-    (folder / "model.safetensors").write_bytes(b"weights")
-    return folder
+    def reached(self, step: Step, key: VersionKey) -> None:
+        self._barrier.wait(timeout=20)
 
 
 @pytest.fixture
-def paths(tmp_path: Path) -> VersionPaths:
-    return VersionPaths.of(tmp_path / "root", KEY)
+def scene(tmp_path: Path) -> CommitScene:
+    return commit_scene(tmp_path)
 
 
-@pytest.fixture
-def shards(paths: VersionPaths) -> list[ShardPersisted]:
-    return persist(PLAN, paths)
+def content(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def committer(
-    paths: VersionPaths, origin: Path, steps: Steps | None = None, *,
-    nonce: str = "nonce", plan: Plan = PLAN, durable: bool = True,
-) -> Committer:  # fmt: skip
-    return Committer(
-        KEY, nonce, plan, paths, origin, durable, NoSteps() if steps is None else steps
-    )  # fmt: skip
-
-
-def check(complete: VersionComplete, paths: VersionPaths) -> Manifest:
-    assert complete.directory == str(paths.final)
-    assert not paths.partial.exists()
-    manifest = verify_version(paths.final, complete.manifest_digest, expected_version=KEY)
-    assert (complete.shards, complete.nbytes) == (2, manifest.total_size)
-    files = {path.relative_to(paths.final).as_posix() for path in paths.final.rglob("*.*")}
-    assert files == {
-        "config.json", "sub/tokenizer.json", "model.safetensors.index.json", "manifest.json",
-        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+def check_visible(scene: CommitScene, complete: VersionComplete) -> None:
+    """The folder is whole, and what the event says."""
+    assert complete.directory == str(scene.paths.final)
+    manifest = verify_version(
+        scene.paths.final, complete.manifest_digest, expected_version=complete.version
+    )
+    assert complete.version == KEY
+    assert (complete.shards, complete.nbytes) == (len(manifest.shards), manifest.total_size)
+    assert manifest.nonce == NONCE
+    assert manifest.plan_digest == scene.plan.digest
+    assert not scene.paths.partial.exists()
+    index = json.loads((scene.paths.final / INDEX_FILE).read_text())
+    assert index["metadata"]["total_size"] == scene.plan.total_size
+    assert index["weight_map"] == {
+        tensor.name: shard.file for shard in manifest.shards for tensor in shard.tensors
+    }
+    assert {path.name for path in scene.paths.final.iterdir()} == {
+        "config.json", "extra", INDEX_FILE, MANIFEST_FILE, *(e.file for e in scene.events),
     }  # fmt: skip
-    return manifest
 
 
-@pytest.mark.parametrize("durable", [True, False])
-def test_a_commit(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted], *, durable: bool
-) -> None:
-    complete = committer(paths, origin, durable=durable).make_visible(shards)
-    manifest = check(complete, paths)
-    assert (manifest.nonce, manifest.plan_digest) == ("nonce", PLAN.digest)
-    index = json.loads((paths.final / "model.safetensors.index.json").read_bytes())
-    assert index["metadata"] == {"total_size": 24}
-    assert list(index["weight_map"]) == ["a.0.0", "b.0.1", "c.0.2"]
-    assert index["weight_map"]["b.0.1"] == "model-00002-of-00002.safetensors"
-    again = committer(paths, origin).make_visible(shards)
-    assert again == complete
+def nothing_visible(scene: CommitScene) -> bool:
+    return not scene.paths.final.exists()
+
+
+# ---- becoming visible
+
+
+def test_a_commit_makes_a_whole_folder_visible(scene: CommitScene) -> None:
+    complete = scene.committer().make_visible(scene.events)
+    check_visible(scene, complete)
+
+
+def test_a_second_commit_finds_the_first(scene: CommitScene) -> None:
+    first = scene.committer().make_visible(scene.events)
+    before = content(scene.paths.final)
+    assert scene.committer().make_visible(scene.events) == first
+    assert content(scene.paths.final) == before
+
+
+def test_two_committers_at_the_same_moments(scene: CommitScene) -> None:
+    """They meet before each step; whoever renames last finds the version visible."""
+    steps = Together(2)
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(scene.committer(steps).make_visible, scene.events) for _ in range(2)]
+        first, second = (future.result(timeout=20) for future in futures)
+    assert first == second
+    check_visible(scene, first)
 
 
 @pytest.mark.parametrize("step", COMMIT_STEPS, ids=lambda step: step.value)
-def test_a_crash_and_another_try(
-    step: Step, paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
+def test_another_committer_is_done_while_one_waits_before_a_step(
+    step: Step, scene: CommitScene
 ) -> None:
-    with pytest.raises(Stopped):
-        committer(paths, origin, At(step, crash)).make_visible(shards)
-    assert not paths.final.exists()
-    check(committer(paths, origin).make_visible(shards), paths)
+    done: list[VersionComplete] = []
+    other = At(step, lambda: done.append(scene.committer().make_visible(scene.events)))
+    mine = scene.committer(other).make_visible(scene.events)
+    assert done == [mine]
+    check_visible(scene, mine)
 
 
 @pytest.mark.parametrize("step", COMMIT_STEPS, ids=lambda step: step.value)
-@pytest.mark.parametrize("clean", [True, False], ids=["cleaned up", "not yet cleaned up"])
-def test_another_writer_commits_in_the_middle(
-    step: Step, paths: VersionPaths, origin: Path, shards: list[ShardPersisted], *, clean: bool
+def test_a_commit_after_a_crash_before_any_step(
+    step: Step, scene: CommitScene, tmp_path: Path
 ) -> None:
-    """The whole commit of another writer, its clean-up too, fits between any two steps of ours."""
-    others: list[VersionComplete] = []
+    def crash() -> None:
+        raise CrashError
 
-    def other() -> None:
-        others.append(committer(paths, origin).make_visible(shards))
-        if clean:
-            discard(paths)
-
-    complete = committer(paths, origin, At(step, other)).make_visible(shards)
-    assert others == [complete]
-    check(complete, paths)
-
-
-def test_many_commits_at_once(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
-) -> None:
-    count = 6
-    gate = threading.Barrier(count)
-
-    def one(_: int) -> VersionComplete:
-        gate.wait()
-        return committer(paths, origin).make_visible(shards)
-
-    with ThreadPoolExecutor(count) as pool:
-        found = list(pool.map(one, range(count)))
-    assert all(complete == found[0] for complete in found)
-    check(found[0], paths)
+    with pytest.raises(CrashError):
+        scene.committer(At(step, crash)).make_visible(scene.events)
+    assert nothing_visible(scene)
+    complete = scene.committer().make_visible(scene.events)
+    check_visible(scene, complete)
+    other = commit_scene(tmp_path / "without a crash")
+    untouched = other.committer().make_visible(other.events)
+    assert untouched.manifest_digest == complete.manifest_digest
+    assert content(other.paths.final) == content(scene.paths.final)
 
 
-def test_strangers_in_the_hidden_folder_do_not_become_visible(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
-) -> None:
-    (paths.partial / "old").mkdir()
-    (paths.partial / "old" / "stale.json").write_text("{}")
-    (paths.partial / "model-00001-of-00009.safetensors").write_bytes(b"of another life")
-    (paths.partial / ".model-00001-of-00002.safetensors.1234.part").write_bytes(b"half")
-    (paths.partial / "link").symlink_to(origin / "config.json")
-    complete = committer(paths, origin).make_visible(shards)
-    check(complete, paths)
-    assert (origin / "config.json").exists()
+def test_files_of_another_life_do_not_become_visible(scene: CommitScene) -> None:
+    partial = scene.paths.partial
+    for name in ("old.safetensors", ".model.part", "extra/old.txt"):
+        (partial / name).parent.mkdir(exist_ok=True)
+        (partial / name).write_text("of a stream that was lost")
+    check_visible(scene, scene.committer().make_visible(scene.events))
 
 
-def test_an_empty_folder_of_the_visible_name_is_taken(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
-) -> None:
-    paths.final.mkdir()
-    check(committer(paths, origin).make_visible(shards), paths)
+# ---- what is missing or wrong
 
 
-# ---------------------------------------------------------------------------------- refusals
+def test_a_table_that_is_missing(scene: CommitScene) -> None:
+    file = scene.events[1].file
+    (scene.paths.tables / f"{file}.json").unlink()
+    with pytest.raises(CommitError, match="its table is not in the version's folder") as caught:
+        scene.committer().make_visible(scene.events)
+    assert file in str(caught.value)
+    assert "writer=1" in str(caught.value)
+    assert "same shared folder (--root)" in str(caught.value)
+    assert nothing_visible(scene)
 
 
-def _occupied_by_files(paths: VersionPaths) -> None:
-    paths.final.mkdir()
-    (paths.final / "precious").write_text("kept")
+def test_a_table_that_was_changed(scene: CommitScene) -> None:
+    table = scene.paths.tables / f"{scene.events[0].file}.json"
+    table.write_bytes(table.read_bytes() + b" ")
+    with pytest.raises(CommitError, match="not the one that was announced") as caught:
+        scene.committer().make_visible(scene.events)
+    assert str(table) in str(caught.value)
+    assert "same number" in str(caught.value)
+    assert nothing_visible(scene)
 
 
-def _occupied_by_a_file(paths: VersionPaths) -> None:
-    paths.final.write_text("kept")
+def test_a_table_that_is_none(scene: CommitScene) -> None:
+    event = scene.events[0]
+    (scene.paths.tables / f"{event.file}.json").write_bytes(b"{}")
+    bent = event.model_copy(update={"table_digest": digest_of(b"{}")})
+    with pytest.raises(CommitError, match="a shard's table cannot be read"):
+        scene.committer().make_visible([bent, *scene.events[1:]])
+    assert nothing_visible(scene)
 
 
-@pytest.mark.parametrize("occupy", [_occupied_by_files, _occupied_by_a_file])
-def test_a_visible_name_that_is_taken(
-    occupy: Callable[[VersionPaths], None], paths: VersionPaths, origin: Path,
-    shards: list[ShardPersisted],
-) -> None:  # fmt: skip
-    occupy(paths)
-    with pytest.raises(CommitError, match="visible name is taken by something else") as error:
-        committer(paths, origin).make_visible(shards)
-    assert "nothing was overwritten" in str(error.value)
-    kept = paths.final if paths.final.is_file() else paths.final / "precious"
-    assert kept.read_text() == "kept"
+def test_a_table_that_cannot_be_read_now(scene: CommitScene) -> None:
+    table = scene.paths.tables / f"{scene.events[0].file}.json"
+    table.unlink()
+    table.mkdir()
+    with pytest.raises(CommitError, match="cannot read a shard's table: Is a directory"):
+        scene.committer().make_visible(scene.events)
 
 
-def test_the_same_version_of_another_stream(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
-) -> None:
-    complete = committer(paths, origin).make_visible(shards)
-    persist(PLAN, paths)
-    with pytest.raises(CommitError, match="taken by something else"):
-        committer(paths, origin, nonce="of another stream").make_visible(shards)
-    verify_version(paths.final, complete.manifest_digest)
-
-
-def test_the_same_version_with_other_shards(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
-) -> None:
-    committer(paths, origin).make_visible(shards)
-    other = plan_of({"a": [(0, 0)]}, nbytes=16)
-    with pytest.raises(CommitError, match="taken by something else"):
-        committer(paths, origin, plan=other).make_visible(persist(other, paths))
-
-
-def test_a_table_that_is_not_there(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
-) -> None:
-    (paths.tables / f"{shards[1].file}.json").unlink()
-    with pytest.raises(CommitError, match="its table is not in the version's folder") as error:
-        committer(paths, origin).make_visible(shards)
-    assert "must write to the same shared folder" in str(error.value)
-    assert "writer=1" in str(error.value)
-
-
-def test_a_table_that_was_not_announced(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
-) -> None:
-    path = paths.tables / f"{shards[0].file}.json"
-    path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(CommitError, match="not the one that was announced"):
-        committer(paths, origin).make_visible(shards)
-
-
-def test_a_shard_of_another_size(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
-) -> None:
-    size = shards[0].nbytes
-    with (paths.partial / shards[0].file).open("ab") as file:
-        file.write(b"x")
+def test_a_shard_of_another_size(scene: CommitScene) -> None:
+    event = scene.events[0]
+    (scene.paths.partial / event.file).write_bytes(b"short")
     with pytest.raises(
-        CommitError, match=f"a shard has {size + 1} bytes, its writer announced {size}"
-    ):
-        committer(paths, origin).make_visible(shards)
-    assert not paths.final.exists()
+        CommitError, match=f"a shard has 5 bytes, its writer announced {event.nbytes}"
+    ) as caught:
+        scene.committer().make_visible(scene.events)
+    assert event.file in str(caught.value)
+    assert nothing_visible(scene)
 
 
-def test_a_shard_that_is_gone(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
+def test_a_shard_that_is_gone(scene: CommitScene) -> None:
+    (scene.paths.partial / scene.events[0].file).unlink()
+    with pytest.raises(CommitError, match="a file of the version is gone") as caught:
+        scene.committer().make_visible(scene.events)
+    assert scene.events[0].file in str(caught.value)
+    assert nothing_visible(scene)
+
+
+def test_a_hidden_folder_that_goes_before_the_rename(scene: CommitScene) -> None:
+    with pytest.raises(CommitError, match="its hidden folder is not whole"):
+        scene.committer(At(Step.RENAME, lambda: discard(scene.paths))).make_visible(scene.events)
+    assert nothing_visible(scene)
+
+
+def test_an_origin_that_is_gone(scene: CommitScene) -> None:
+    scene.origin.rename(scene.origin.with_name("moved"))
+    with pytest.raises(OriginError):
+        scene.committer().make_visible(scene.events)
+    assert nothing_visible(scene)
+
+
+# ---- the visible name is taken
+
+
+def _a_file(scene: CommitScene) -> None:
+    scene.paths.final.write_text("mine")
+
+
+def _a_folder(scene: CommitScene) -> None:
+    scene.paths.final.mkdir()
+    (scene.paths.final / "mine.txt").write_text("mine")
+
+
+def _another_lineage(scene: CommitScene) -> None:
+    scene.committer(nonce="another trainer").make_visible(scene.events)
+    scene.lay_out()
+
+
+def _a_strange_manifest(scene: CommitScene) -> None:
+    scene.paths.final.mkdir()
+    (scene.paths.final / MANIFEST_FILE).write_text("{}")
+
+
+@pytest.mark.parametrize(
+    "taken", [_a_file, _a_folder, _another_lineage, _a_strange_manifest], ids=lambda f: f.__name__
+)
+def test_a_name_that_is_taken_is_not_overwritten(
+    taken: Callable[[CommitScene], None], scene: CommitScene
 ) -> None:
-    (paths.partial / shards[0].file).unlink()
-    with pytest.raises(CommitError, match="a file of the version is gone"):
-        committer(paths, origin).make_visible(shards)
+    taken(scene)
+    final = scene.paths.final
+    before = content(final) if final.is_dir() else final.read_bytes()
+    with pytest.raises(CommitError, match="visible name is taken by something else") as caught:
+        scene.committer().make_visible(scene.events)
+    assert str(final) in str(caught.value)
+    assert "nothing was overwritten" in str(caught.value)
+    assert (content(final) if final.is_dir() else final.read_bytes()) == before
 
 
-def test_an_origin_that_is_gone(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted], tmp_path: Path
+def test_the_same_version_with_other_shards_is_something_else(scene: CommitScene) -> None:
+    """Of the same trainer: the stream is the same, the bytes are not."""
+    first = scene.committer().make_visible(scene.events)
+    scene.lay_out()
+    with pytest.raises(CommitError, match="taken by something else"):
+        scene.committer().make_visible(scene.events[:-1])
+    verify_version(scene.paths.final, first.manifest_digest)
+
+
+def test_a_rename_that_fails_can_be_tried_again(
+    scene: CommitScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origin.rename(tmp_path / "elsewhere")
-    with pytest.raises(OriginError, match="cannot be listed"):
-        committer(paths, origin).make_visible(shards)
-    (tmp_path / "elsewhere").rename(origin)
-    check(committer(paths, origin).make_visible(shards), paths)
+    real = Path.rename
+
+    def full(path: Path, target: Path) -> Path:
+        if path == scene.paths.partial:
+            raise OSError(28, "No space left on device")
+        return real(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", full)
+        with pytest.raises(StorageError, match="cannot make a version visible"):
+            scene.committer().make_visible(scene.events)
+    check_visible(scene, scene.committer().make_visible(scene.events))
 
 
-# ---------------------------------------------------------------------------------- withdrawal
+# ---- an aborted version
 
 
-def test_an_aborted_version_is_withdrawn_whether_visible_or_not(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
-) -> None:
-    withdraw(paths, KEY, "nonce")
-    assert list(paths.final.parent.iterdir()) == []
-    committer(paths, origin).make_visible(persist(PLAN, paths))
-    withdraw(paths, KEY, "nonce")
-    assert list(paths.final.parent.iterdir()) == []
-    withdraw(paths, KEY, "nonce")
-
-
-def test_what_is_not_this_version_is_not_withdrawn(
-    paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
-) -> None:
-    complete = committer(paths, origin).make_visible(shards)
-    withdraw(paths, KEY, "another")
-    verify_version(paths.final, complete.manifest_digest)
-    assert visible_manifest(paths, KEY, "another") is None
-
-
-@pytest.mark.parametrize("step", COMMIT_STEPS, ids=lambda step: step.value)
-def test_a_version_that_is_withdrawn_in_the_middle_of_a_commit(
-    step: Step, paths: VersionPaths, origin: Path, shards: list[ShardPersisted]
-) -> None:
-    steps = At(step, lambda: withdraw(paths, KEY, "nonce"))
-    with pytest.raises(CommitError, match="is gone"):
-        committer(paths, origin, steps).make_visible(shards)
-    assert list(paths.final.parent.iterdir()) == []
-
-
-def test_withdrawals_and_commits_at_once_leave_all_or_nothing(
-    paths: VersionPaths, origin: Path
-) -> None:
-    """Never a part of a version under its visible name, whoever is faster."""
-    for _ in range(15):
-        shards = persist(PLAN, paths)
-        gate = threading.Barrier(4)
-
-        def commit(gate: threading.Barrier, shards: list[ShardPersisted] = shards) -> None:
-            gate.wait()
-            try:
-                complete = committer(paths, origin, durable=False).make_visible(shards)
-                if paths.final.exists():
-                    verify_version(paths.final, complete.manifest_digest, read_bytes=False)
-            except Exception:  # noqa: BLE001 - the other side may take it away at any moment
-                return
-
-        def remove(gate: threading.Barrier) -> None:
-            gate.wait()
-            withdraw(paths, KEY, "nonce")
-
-        with ThreadPoolExecutor(4) as pool:
-            for work in [pool.submit(one, gate) for one in (commit, remove, commit, remove)]:
-                work.result()
-        if paths.final.exists():  # made visible after both had looked
-            verify_version(paths.final)
-        withdraw(paths, KEY, "nonce")
-        assert list(paths.final.parent.iterdir()) == []
-
-
-def test_what_a_killed_removal_left_is_in_the_way_of_nothing(
-    paths: VersionPaths, origin: Path, tmp_path: Path
-) -> None:
+def test_withdraw_removes_what_is_hidden_and_what_is_visible(scene: CommitScene) -> None:
+    scene.committer().make_visible(scene.events)
+    scene.lay_out()
     for _ in range(2):
-        paths.removing.mkdir(parents=True)
-        (paths.removing / "half").write_text("of an aborted one")
-        assert (KEY, paths.removing) in hidden_folders(tmp_path / "root", "run")
-        committer(paths, origin).make_visible(persist(PLAN, paths))
-        withdraw(paths, KEY, "nonce")
-        assert list(paths.final.parent.iterdir()) == []
+        withdraw(scene.paths, KEY, NONCE)
+        assert list(scene.paths.final.parent.iterdir()) == []
 
 
-def test_hidden_folders_are_known_by_their_names(tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    keys = [VersionKey(run_id="run", attempt=a, weight_version=v)
-            for a, v in itertools.product((1, 20_000), (0, 1_234_567))]  # fmt: skip
-    wanted: set[tuple[VersionKey, Path]] = set()
-    for key in keys:
-        of = VersionPaths.of(root, key)
-        for folder in (of.final, of.partial, of.tables, of.removing):
-            folder.mkdir(parents=True)
-        wanted |= {(key, of.partial), (key, of.tables), (key, of.removing)}
-    (root / "run" / "attempt_0001" / ".weight_vX.partial").mkdir()
-    (root / "run" / "attempts_1" / ".weight_v000001.partial").mkdir(parents=True)
-    (root / "other" / "attempt_0001" / ".weight_v000001.partial").mkdir(parents=True)
-    assert set(hidden_folders(root, "run")) == wanted
-    assert hidden_folders(root, "nobody") == []
+@pytest.mark.parametrize(
+    ("key", "nonce"),
+    [
+        (KEY, "another trainer"),
+        (KEY.model_copy(update={"weight_version": 8}), NONCE),
+        (KEY.model_copy(update={"run_id": "other"}), NONCE),
+    ],
+)
+def test_withdraw_leaves_what_is_not_its_own(
+    key: VersionKey, nonce: str, scene: CommitScene
+) -> None:
+    complete = scene.committer().make_visible(scene.events)
+    withdraw(scene.paths, key, nonce)
+    check_visible(scene, complete)
+
+
+def test_withdraw_leaves_a_folder_without_a_manifest(scene: CommitScene) -> None:
+    _a_folder(scene)
+    withdraw(scene.paths, KEY, NONCE)
+    assert content(scene.paths.final) == {"mine.txt": b"mine"}
+    assert not scene.paths.partial.exists()
+
+
+def test_withdraw_comes_before_the_rename(scene: CommitScene) -> None:
+    """Whoever hides the version first wins: it does not become visible later."""
+    steps = At(Step.RENAME, lambda: withdraw(scene.paths, KEY, NONCE))
+    with pytest.raises(CommitError, match="a file of the version is gone"):
+        scene.committer(steps).make_visible(scene.events)
+    assert list(scene.paths.final.parent.iterdir()) == []
+
+
+def test_withdraw_when_an_earlier_removal_was_killed(scene: CommitScene) -> None:
+    scene.paths.removing.mkdir()
+    (scene.paths.removing / "rest").write_text("half removed")
+    withdraw(scene.paths, KEY, NONCE)
+    assert list(scene.paths.final.parent.iterdir()) == []
+
+
+def test_writers_that_withdraw_at_the_same_time(scene: CommitScene) -> None:
+    scene.committer().make_visible(scene.events)
+    scene.lay_out()
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(withdraw, scene.paths, KEY, NONCE) for _ in range(8)]
+        for future in futures:
+            future.result(timeout=20)
+    assert list(scene.paths.final.parent.iterdir()) == []
+
+
+def test_a_version_that_cannot_be_hidden(
+    scene: CommitScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.committer().make_visible(scene.events)
+
+    def refuse(_path: Path, _target: Path) -> Path:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        with pytest.raises(StorageError, match="cannot hide an aborted version"):
+            withdraw(scene.paths, KEY, NONCE)
+    assert visible_manifest(scene.paths, KEY, NONCE) is not None
+
+
+def test_discard_is_quiet_about_what_is_gone(scene: CommitScene) -> None:
+    for _ in range(2):
+        discard(scene.paths)
+        assert list(scene.paths.final.parent.iterdir()) == []
+
+
+def test_the_index_is_as_transformers_writes_it(scene: CommitScene) -> None:
+    tables = [ShardTable.model_validate_json(shard.table) for shard in reversed(scene.shards)]
+    text = index_of(tables).decode()
+    assert text.startswith('{\n  "metadata": {\n    "total_size": ')
+    assert text.endswith("}\n")
+    names = list(json.loads(text)["weight_map"])
+    assert names == sorted(names)

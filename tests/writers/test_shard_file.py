@@ -1,116 +1,182 @@
-"""A shard file: allocated whole, written in any order, and what a bad disk says."""
+"""Shard files: their size from the start, any order of writes, named failures, no half file."""
 
 from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from weightbus.schemas.errors import CommitError, StorageError
+from weightbus.schemas.errors import CommitError, StorageError, VersionError
+from weightbus.writers import shard_file
 from weightbus.writers.shard_file import WRITE_BEHIND_BYTES, ShardFile, storage_error
 
-HEADER = b"header"
+
+def failing(number: int) -> Callable[..., int]:
+    def fail(*_arguments: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
 
 
-def refuse(monkeypatch: pytest.MonkeyPatch, name: str, code: int) -> None:
-    def fail(*_: object) -> Any:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, name, fail)
-
-
-def open_descriptors() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+def test_it_has_its_size_and_its_blocks_at_once(tmp_path: Path) -> None:
+    file = ShardFile(tmp_path / "s", 1_000_000, b"head", write_behind=False)
+    status = (tmp_path / "s").stat()
+    assert status.st_size == 1_000_000
+    assert status.st_blocks * 512 >= 1_000_000
+    file.close()
 
 
-def test_written_in_any_order(tmp_path: Path) -> None:
-    path = tmp_path / "shard"
-    file = ShardFile(path, 20, HEADER, write_behind=True)
-    assert path.stat().st_size == 20
-    assert path.stat().st_blocks > 0
-    file.write(13, b"3333333")
-    file.write(6, memoryview(b"1111111"))
-    file.write(20, b"")
+def test_writes_come_in_any_order(tmp_path: Path) -> None:
+    file = ShardFile(tmp_path / "s", 12, b"head", write_behind=True)
+    file.write(8, b"last")
+    file.write(4, memoryview(b"mid."))
     file.sync()
     file.close()
     file.close()
-    assert path.read_bytes() == b"header11111113333333"
+    assert (tmp_path / "s").read_bytes() == b"headmid.last"
 
 
-def test_a_file_of_another_size_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "shard"
-    path.write_bytes(b"x" * 100)
-    ShardFile(path, 8, HEADER, write_behind=False).close()
-    assert path.read_bytes() == b"headerxx"
-
-
-def test_writing_behind(tmp_path: Path) -> None:
-    file = ShardFile(tmp_path / "shard", 2 * WRITE_BEHIND_BYTES, HEADER, write_behind=True)
-    block = bytes(4 * 1024 * 1024)
-    for at in range(0, 2 * WRITE_BEHIND_BYTES - len(block), len(block)):
-        file.write(at, block)
-    file.sync()
+@pytest.mark.parametrize("size", [5, 12, 50])
+def test_what_a_killed_writer_left_is_taken_over(size: int, tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(b"?" * size)
+    file = ShardFile(tmp_path / "s", 12, b"head", write_behind=False)
+    file.write(4, b"rest....")
     file.close()
+    assert (tmp_path / "s").read_bytes() == b"headrest...."
 
 
-@pytest.mark.parametrize("code", [errno.EOPNOTSUPP, errno.EINVAL])
-def test_a_file_system_that_cannot_allocate(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refuse(monkeypatch, "posix_fallocate", code)
-    file = ShardFile(tmp_path / "shard", 10, HEADER, write_behind=False)
-    file.write(6, b"1234")
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+
+    def three(file: int, data: memoryview, offset: int) -> int:
+        return real(file, data[:3], offset)
+
+    monkeypatch.setattr(os, "pwrite", three)
+    file = ShardFile(tmp_path / "s", 14, b"head", write_behind=False)
+    file.write(4, b"0123456789")
     file.close()
-    assert (tmp_path / "shard").read_bytes() == b"header1234"
+    assert (tmp_path / "s").read_bytes() == b"head0123456789"
 
 
-def test_a_full_disk_shows_before_the_work_and_leaves_nothing(
+def test_a_full_disk_shows_before_the_work_and_gets_its_space_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse(monkeypatch, "posix_fallocate", errno.ENOSPC)
-    before = open_descriptors()
-    with pytest.raises(StorageError, match="cannot allocate 1000 bytes for a shard: No space"):
-        ShardFile(tmp_path / "shard", 1000, HEADER, write_behind=False)
-    assert list(tmp_path.iterdir()) == []
-    assert open_descriptors() == before
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+    with pytest.raises(StorageError) as info:
+        ShardFile(tmp_path / "s", 1000, b"head", write_behind=False)
+    text = str(info.value)
+    assert "cannot allocate 1000 bytes for a shard: No space left on device" in text
+    assert f"file={tmp_path / 's'}" in text
+    assert "ENOSPC" in text
+    assert "free space" in text
+    assert info.value.retryable
+    assert not (tmp_path / "s").exists()
 
 
-def test_a_header_that_cannot_be_written_leaves_no_open_file(
+def test_a_file_system_that_cannot_allocate_is_used_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse(monkeypatch, "pwrite", errno.EDQUOT)
-    before = open_descriptors()
-    with pytest.raises(StorageError, match="cannot write a shard") as error:
-        ShardFile(tmp_path / "shard", 1000, HEADER, write_behind=False)
-    assert "the writer goes on by itself" in str(error.value)
-    assert open_descriptors() == before
-
-
-def test_a_sync_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = ShardFile(tmp_path / "shard", 10, HEADER, write_behind=False)
-    refuse(monkeypatch, "fdatasync", errno.EIO)
-    with pytest.raises(StorageError, match="cannot make a shard durable") as error:
-        file.sync()
-    assert error.value.retryable
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.EOPNOTSUPP))
+    file = ShardFile(tmp_path / "s", 1000, b"head", write_behind=False)
     file.close()
+    assert (tmp_path / "s").stat().st_size == 1000
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CommitError, match="cannot create a shard file: No such file") as error:
-        ShardFile(tmp_path / "nowhere" / "shard", 10, HEADER, write_behind=False)
-    assert "give the writer a folder that it may write to" in str(error.value)
+FAILURES = [
+    (errno.ENOSPC, StorageError, "free space or remount the disk"),
+    (errno.EIO, StorageError, "free space or remount the disk"),
+    (errno.EROFS, StorageError, "free space or remount the disk"),
+    (errno.EACCES, CommitError, "give the writer a folder that it may write to"),
+]
+CALLS = [
+    ("open", "cannot create a shard file"),
+    ("ftruncate", "cannot allocate 12 bytes for a shard"),
+    ("posix_fallocate", "cannot allocate 12 bytes for a shard"),
+    ("pwrite", "cannot write a shard"),
+]
 
 
-@pytest.mark.parametrize(
-    ("code", "kind"),
-    [(errno.ENOSPC, StorageError), (errno.EROFS, StorageError), (errno.EIO, StorageError),
-     (errno.ESTALE, StorageError), (errno.EACCES, CommitError), (errno.ENOTDIR, CommitError),
-     (errno.ENOENT, CommitError), (errno.EFBIG, CommitError)],
-)  # fmt: skip
-def test_which_errors_pass(code: int, kind: type[Exception], tmp_path: Path) -> None:
-    error = storage_error(OSError(code, os.strerror(code)), tmp_path, "try")
+@pytest.mark.parametrize(("number", "kind", "next_step"), FAILURES)
+@pytest.mark.parametrize(("function", "what"), CALLS)
+def test_every_refusal_names_the_file_and_what_to_do(
+    function: str, what: str, number: int, kind: type[VersionError], next_step: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    path = tmp_path / "s"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, function, failing(number))
+        with pytest.raises(kind) as info:
+            ShardFile(path, 12, b"head", write_behind=False)
+    error = info.value
     assert type(error) is kind
-    assert f"errno={errno.errorcode[code]}" in str(error)
-    assert str(tmp_path) in str(error)
+    assert error.what == f"{what}: {os.strerror(number)}"
+    assert error.where == {"file": path, "errno": errno.errorcode[number]}
+    assert next_step in error.next_step
+    # The next try finds nothing that stops it.
+    ShardFile(path, 12, b"head", write_behind=False).close()
+    assert path.read_bytes() == b"head" + bytes(8)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
+def test_a_failing_write_is_worth_another_try(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ShardFile(tmp_path / "s", 12, b"head", write_behind=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", failing(number))
+        with pytest.raises(StorageError, match="cannot write a shard"):
+            file.write(4, b"rest....")
+    file.write(4, b"rest....")
+    file.close()
+    assert (tmp_path / "s").read_bytes() == b"headrest...."
+
+
+def test_a_failing_header_closes_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(os, "pwrite", failing(errno.EIO))
+    with pytest.raises(StorageError, match="cannot write a shard"):
+        ShardFile(tmp_path / "s", 12, b"head", write_behind=False)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_failing_sync_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = ShardFile(tmp_path / "s", 12, b"head", write_behind=False)
+    monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
+    with pytest.raises(StorageError, match="cannot make a shard durable"):
+        file.sync()
+    file.close()
+
+
+def test_a_folder_that_is_not_there_is_no_matter_of_waiting(tmp_path: Path) -> None:
+    with pytest.raises(CommitError, match="cannot create a shard file: No such file") as info:
+        ShardFile(tmp_path / "gone" / "s", 12, b"head", write_behind=False)
+    assert not info.value.retryable
+    assert "a folder that it may write to" in str(info.value)
+
+
+def test_permissions_are_no_matter_of_waiting() -> None:
+    error = storage_error(PermissionError(errno.EACCES, "Permission denied"), Path("/x"), "write")
+    assert type(error) is CommitError
+    assert "EACCES" in str(error)
+
+
+@pytest.mark.parametrize(("write_behind", "calls"), [(True, 2), (False, 0)])
+def test_the_disk_begins_before_the_end(
+    write_behind: bool, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    class Library:
+        def sync_file_range(self, *arguments: object) -> int:
+            seen.append(arguments)
+            return -1  # not known on this system: only a hint
+
+    monkeypatch.setattr(shard_file, "_libc", Library)
+    block = memoryview(bytes(WRITE_BEHIND_BYTES // 4))
+    file = ShardFile(tmp_path / "s", 9 * len(block), b"", write_behind=write_behind)
+    for number in range(9):
+        file.write(number * len(block), block)
+    file.close()
+    assert len(seen) == calls
