@@ -2,8 +2,8 @@
 
     python writer_process.py '{"url": …, "kill_at": 7, "config": {…}}'
 
-`kill_at` counts the steps (writers.steps) of this life from 1; 0: never. One line per step
-("step 7 copy"), one for each of the writer's log records ("log …").
+`kill_at` counts the steps (writers.steps) of this life from 1, or is a step's name; 0: never. One
+line per step ("step 7 copy"), one for each of the writer's log records ("log …").
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ DEADLINE_S = 60.0
 
 
 class DeadlySteps:
-    """Prints each step; kills this process at the n-th."""
+    """Prints each step; kills this process at the n-th, or at the first of a name."""
 
-    def __init__(self, kill_at: int) -> None:
+    def __init__(self, kill_at: int | str) -> None:
         self._kill_at = kill_at
         self._count = itertools.count(1)
 
     def reached(self, step: Step, key: VersionKey) -> None:
         number = next(self._count)
         _say(f"step {number} {step.value}")
-        if number == self._kill_at:
+        if self._kill_at in (number, step.value):
             os.kill(os.getpid(), signal.SIGKILL)
             signal.pause()
 
@@ -118,7 +118,7 @@ class WriterProcess:
 
 @asynccontextmanager
 async def writer_process(
-    url: str, root: Path, *, index: int, count: int, kill_at: int = 0, **options: object
+    url: str, root: Path, *, index: int, count: int, kill_at: int | str = 0, **options: object
 ) -> AsyncGenerator[WriterProcess]:
     """A writer in a process of its own; gone at the end, whatever happened."""
     config = {"run_id": "run", "index": index, "count": count, "root": str(root), **options}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -18,37 +19,64 @@ from support.writer_versions import (
     next_outcome,
     outcomes,
 )
+from weightbus.bus.events import read_event
 from weightbus.bus.interface import Bus
+from weightbus.bus.subjects import run_filter
 from weightbus.producers.hf_folder import publish_hf_folder
-from weightbus.schemas.events import VersionComplete
+from weightbus.schemas.events import ShardPersisted, VersionComplete, VersionKey
+from weightbus.writers.steps import Step
 
 NBYTES = 96 * 1024 * 1024
 COUNT = 2
 KILLS = 20
+SHARD_STEPS = [
+    step.value for step in (Step.SYNC_SHARD, Step.NAME_SHARD, Step.WRITE_TABLE, Step.ANNOUNCE_SHARD)
+]
+COMMIT_STEPS = [
+    step.value
+    for step in (
+        Step.COMMIT, Step.COPY_ASSETS, Step.WRITE_INDEX, Step.WRITE_MANIFEST, Step.RENAME,
+        Step.ANNOUNCE_COMPLETE, Step.CLEAN_UP,
+    )
+]  # fmt: skip
 OPTIONS: dict[str, object] = {"max_shard_bytes": NBYTES // 5, "commit_grace_s": 0.5}
 
 
 async def _life(
-    stack: AsyncExitStack, url: str, root: Path, index: int, kill_at: int = 0
+    stack: AsyncExitStack, url: str, root: Path, index: int, kill_at: int | str = 0
 ) -> WriterProcess:
     return await stack.enter_async_context(
         writer_process(url, root, index=index, count=COUNT, kill_at=kill_at, **OPTIONS)
     )
 
 
-async def _killed(life: WriterProcess, outcome: asyncio.Task[VersionComplete], step: int) -> bool:
-    """Let a writer live until it kills itself, or kill it some moments after it has said `step`.
+async def _killed(life: WriterProcess, moment: int | str, *, outside: bool) -> bool:
+    """Let a writer live until it kills itself, or kill it a little after it has said `moment`.
 
     False when the version is complete before that; the writer is stopped then.
     """
-    line = asyncio.create_task(life.line_with(f"step {step} "))
-    await asyncio.wait({line, outcome}, return_when=asyncio.FIRST_COMPLETED)
-    if line.done() and line.result() is not None:
+    text = f"step {moment} " if isinstance(moment, int) else f" {moment}"
+    line = await life.line_with(text, " complete {", " 0 versions in progress")
+    assert line is not None, life.lines[-20:]
+    if text not in line:
+        await life.stop()
+        return False
+    if outside and life.process.returncode is None:
         life.process.kill()
-    elif not line.done():
-        life.process.terminate()
-    await line
-    return await life.ended() == -9
+    assert await life.ended() == -9
+    return True
+
+
+async def _all_announced(bus: Bus, key: VersionKey, writer: int) -> None:
+    """Return when a writer has announced all its shards of a version."""
+    found = 0
+    async with asyncio.timeout(DEADLINE_S), bus.read([run_filter(RUN)]) as reader:
+        async for message in reader:
+            event = read_event(message).event
+            if isinstance(event, ShardPersisted) and (event.version, event.writer) == (key, writer):
+                found += 1
+                if found == len(range(writer, event.shards, COUNT)):
+                    return
 
 
 async def _complete(bus: Bus, known: int) -> VersionComplete:
@@ -62,23 +90,28 @@ async def test_twenty_kills_of_writers_change_no_byte(tmp_path: Path) -> None:
     chance = random.Random(20)
     origin, root = tmp_path / "origin", tmp_path / "versions"
     tensors = make_origin(origin, NBYTES, layers=24)
-    kills, complete = 0, list[VersionComplete]()
+    kills, complete = list[int | str](), list[VersionComplete]()
     with new_server(tmp_path / "store") as server:
         async with connected_bus(server) as bus, AsyncExitStack() as stack:
-            while kills < KILLS:
+            rounds = itertools.cycle(COMMIT_STEPS)
+            while len(kills) < KILLS:
+                late = next(rounds)
                 victim = chance.randrange(COUNT)
                 other = await _life(stack, server.url, root, 1 - victim)
-                await publish_hf_folder(origin, RUN, bus, len(complete))
-                outcome = asyncio.create_task(_complete(bus, len(complete)))
-                for _ in range(5):
-                    moment, outside = chance.randrange(1, 25), chance.random() < 0.5
-                    # Killed by itself exactly at a step, or from outside somewhere behind one.
-                    life = await _life(stack, server.url, root, victim, 0 if outside else moment)
-                    if not await _killed(life, outcome, moment):
+                key = await publish_hf_folder(origin, RUN, bus, len(complete))
+                moments = [chance.randrange(1, 10), chance.choice(SHARD_STEPS), late]
+                for moment in moments:
+                    if moment == late:  # the victim announces the last shard, so it commits
+                        await _all_announced(bus, key, 1 - victim)
+                    # By itself: exactly there. From outside: somewhere behind it.
+                    outside = moment != late and chance.random() < 0.5
+                    kill_at = 0 if outside else moment
+                    life = await _life(stack, server.url, root, victim, kill_at)
+                    if not await _killed(life, moment, outside=outside):
                         break
-                    kills += 1
+                    kills.append(moment)
                 last = await _life(stack, server.url, root, victim)
-                complete.append(await outcome)
+                complete.append(await _complete(bus, len(complete)))
                 await other.has_cleaned_up(complete[-1], started_before=True)
                 await last.has_cleaned_up(complete[-1], started_before=False)
                 for life in (other, last):
