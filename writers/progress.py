@@ -6,6 +6,7 @@ left and does everything that the state asks for; from there on each event is ac
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ from ..schemas.events import (
     VersionOpened,
 )
 from .attempts import AttemptState, VersionState, make_plan
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, save_checkpoint
 from .commit import discard, withdraw
 from .config import WriterConfig
 from .finish import Finisher
@@ -75,6 +76,7 @@ class Progress:
         self._newest = -1
         self._start = 1
         self._live = False
+        self._saved: Checkpoint | None = None
         self.next_sequence = 1
         """That of the first event that has not been taken."""
 
@@ -103,6 +105,15 @@ class Progress:
         firsts = (state.first_sequence for state in self.states())
         sequence = min([*firsts, self.next_sequence])
         return Checkpoint(sequence=sequence, attempt=self._newest, nonce=nonce)
+
+    async def save(self, path: Path) -> None:
+        """Keep the checkpoint, when a version has ended since it was kept."""
+        now = self.checkpoint()
+        if now is None or (self._saved is not None and now.sequence <= self._saved.sequence):
+            return
+        with contextlib.suppress(OSError):  # only an optimisation
+            await self._finisher.in_order(lambda: save_checkpoint(path, now))
+        self._saved = now
 
     # ---- events
 

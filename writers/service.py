@@ -12,7 +12,6 @@ half done is done again, with the same bytes at the same places.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from ..bus.interface import Bus, Message
 from ..bus.subjects import run_filter
 from ..schemas.errors import SequenceGapError, WeightbusError
 from .attempts import read_attempts
-from .checkpoint import Checkpoint, checkpoint_path, load_checkpoint, save_checkpoint
+from .checkpoint import Checkpoint, checkpoint_path, load_checkpoint
 from .config import WriterConfig
 from .finish import Finisher
 from .paths import check_apart, hidden_folders
@@ -160,21 +159,10 @@ class Writer:
                 self._config.name, self._config.run_id, progress.next_sequence,
                 sum(1 for _ in progress.states()),
             )  # fmt: skip
-            saved = None
             async for message in reader:
                 await self._take(message, progress)
-                saved = await self._save(path, progress.checkpoint(), saved)
+                await progress.save(path)
 
     async def _take(self, message: Message, progress: Progress) -> None:
         self._numbers["last_sequence"] = float(message.sequence)
         await progress.take(message)
-
-    async def _save(
-        self, path: Path, now: Checkpoint | None, saved: Checkpoint | None
-    ) -> Checkpoint | None:
-        """Keep the checkpoint, when a version has ended since; returns what is kept."""
-        if now is None or (saved is not None and now.sequence <= saved.sequence):
-            return saved
-        with contextlib.suppress(OSError):  # only an optimisation
-            await asyncio.to_thread(save_checkpoint, path, now)
-        return now

@@ -116,8 +116,8 @@ async def test_a_trainer_restarts_while_a_writer_waits_to_commit(tmp_path: Path)
         assert isinstance(outcome, VersionAborted)
         assert outcome.version == story.version.key
         assert "the trainer restarted as attempt 2" in outcome.message
-        check_no_left_over(story.world.root, [outcome.version.model_copy(
-            update={"weight_version": 0})])  # fmt: skip
+    complete = outcome.version.model_copy(update={"weight_version": 0})
+    check_no_left_over(story.world.root, [complete])
 
 
 async def test_another_writer_ends_the_version_while_one_waits(tmp_path: Path) -> None:
