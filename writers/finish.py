@@ -77,6 +77,8 @@ class Finisher:
         self._lanes, self._numbers = lanes, numbers
         # A commit cannot be interrupted; its thread is ours, so that we can wait for it.
         self._commits = ThreadPoolExecutor(1, thread_name_prefix="weightbus-commit")
+        # Events wait for what is tidied up; that must not wait for another version's commit.
+        self._tidying = ThreadPoolExecutor(1, thread_name_prefix="weightbus-tidy")
         self.group: asyncio.TaskGroup | None = None
         """Owns every task; set before the first event."""
 
@@ -251,8 +253,9 @@ class Finisher:
             origin_of(self._config, opened), self._config.durable, self._steps,
         )  # fmt: skip
         shards = list(assembly.shards)
+        loop = asyncio.get_running_loop()
         complete = await self.persistent(
-            lambda: self.in_order(lambda: committer.make_visible(shards))
+            lambda: loop.run_in_executor(self._commits, committer.make_visible, shards)
         )
         self._steps.reached(Step.ANNOUNCE_COMPLETE, state.key)
         await self._publish_outcome(complete)
@@ -288,9 +291,9 @@ class Finisher:
 
     # ---- the end
 
-    async def in_order(self, call: Callable[[], T]) -> T:
-        """Change folders: one call after the other, and `close` waits for the one under way."""
-        return await asyncio.get_running_loop().run_in_executor(self._commits, call)
+    async def tidy(self, call: Callable[[], T]) -> T:
+        """Remove folders or keep a checkpoint; `close` waits for what is under way."""
+        return await asyncio.get_running_loop().run_in_executor(self._tidying, call)
 
     async def end(self, state: VersionState) -> None:
         """The version's outcome stands: return when nothing works for it any more."""
@@ -303,7 +306,7 @@ class Finisher:
         if state.tasks:
             await asyncio.wait(list(state.tasks))
         if state.committing:
-            await self.in_order(_nothing)
+            await asyncio.get_running_loop().run_in_executor(self._commits, _nothing)
         if state.work is not None:
             await state.work.end()
         if state.assembly is not None:
@@ -318,7 +321,8 @@ class Finisher:
             await work.end()
         for lane in self._lanes:
             await asyncio.to_thread(lane.close)
-        await asyncio.to_thread(self._commits.shutdown, wait=True, cancel_futures=True)
+        for thread in (self._commits, self._tidying):
+            await asyncio.to_thread(thread.shutdown, wait=True, cancel_futures=True)
 
     def _create_task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         if self.group is None:

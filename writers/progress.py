@@ -112,7 +112,7 @@ class Progress:
         if now is None or (self._saved is not None and now.sequence <= self._saved.sequence):
             return
         with contextlib.suppress(OSError):  # only an optimisation
-            await self._finisher.in_order(lambda: save_checkpoint(path, now))
+            await self._finisher.tidy(lambda: save_checkpoint(path, now))
         self._saved = now
 
     # ---- events
@@ -313,7 +313,7 @@ class Progress:
             BusError: the bus was closed.
         """
         self._live = True
-        await self._finisher.in_order(lambda: self._clean_up_at_start(left_over))
+        await self._finisher.tidy(lambda: self._clean_up_at_start(left_over))
         for state in list(self.states()):
             if state.failure is not None:
                 self._finisher.publish_failure(state)
@@ -363,11 +363,11 @@ class Progress:
         self._steps.reached(Step.CLEAN_UP, state.key)
         if aborted:
             await self._finisher.persistent(
-                lambda: self._finisher.in_order(lambda: self._withdraw(state.key))
+                lambda: self._finisher.tidy(lambda: self._withdraw(state.key))
             )
         else:
             paths = VersionPaths.of(self._root, state.key)
-            await self._finisher.in_order(lambda: discard(paths))
+            await self._finisher.tidy(lambda: discard(paths))
         ended = "aborted" if aborted else "complete"
         _log.info("version %s %s %s", state.key, ended, state.times.stages())
 
