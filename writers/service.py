@@ -98,7 +98,7 @@ class Writer:
         try:
             async with asyncio.TaskGroup() as group:
                 finisher.group = group
-                await self._follow(progress)
+                await self._follow(progress, finisher)
         except ExceptionGroup as errors:
             # One named error is what a user can act on; more than one is shown as it is.
             if len(errors.exceptions) == 1 and isinstance(errors.exceptions[0], WeightbusError):
@@ -118,32 +118,35 @@ class Writer:
 
     # ---- reading
 
-    async def _follow(self, progress: Progress) -> None:
-        for event in await read_attempts(self._bus, self._config.run_id):
+    async def _follow(self, progress: Progress, finisher: Finisher) -> None:
+        run_id = self._config.run_id
+        # The server may be away now; later the reader waits for it by itself.
+        for event in await finisher.persistent(lambda: read_attempts(self._bus, run_id)):
             progress.note_attempt(event)
         path = checkpoint_path(self._root, self._config.run_id, self._config.name)
         found = await asyncio.to_thread(load_checkpoint, path)
-        start = await self._start_sequence(found, progress)
+        last = await finisher.persistent(self._bus.last_sequence)
+        start = self._start_sequence(found, progress, last)
         try:
-            await self._read(start, progress, path)
+            await self._read(start, progress, finisher, path)
         except SequenceGapError as gap:
             if progress.live or start == 1:
                 raise
             _log.warning("the checkpoint points to events that are gone: %s Reading all.", gap)
-            await self._read(1, progress, path)
+            await self._read(1, progress, finisher, path)
 
-    async def _start_sequence(self, found: Checkpoint | None, progress: Progress) -> int:
+    def _start_sequence(self, found: Checkpoint | None, progress: Progress, last: int) -> int:
         """The checkpoint's sequence, unless it belongs to another stream than this one."""
         if found is None or progress.nonce_of(found.attempt) != found.nonce:
             return 1
         # A stream that was restored from a copy of before ends too early.
-        return found.sequence if found.sequence <= await self._bus.last_sequence() + 1 else 1
+        return found.sequence if found.sequence <= last + 1 else 1
 
-    async def _read(self, start: int, progress: Progress, path: Path) -> None:
+    async def _read(self, start: int, progress: Progress, finisher: Finisher, path: Path) -> None:
         # Looked at before the stream's end is: what lies here now belongs to events before that.
         left_over = await asyncio.to_thread(hidden_folders, self._root, self._config.run_id)
         subjects = run_filter(self._config.run_id)
-        last = await self._bus.last(subjects)
+        last = await finisher.persistent(lambda: self._bus.last(subjects))
         end = 0 if last is None else last.sequence
         name = f"{self._config.run_id}-{self._config.name}"
         async with self._bus.read([subjects], start_sequence=start, name=name) as reader:

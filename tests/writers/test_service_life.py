@@ -10,9 +10,10 @@ import pytest
 from support.bus_servers import PATIENCE_S, eventually
 from support.writer_versions import RUN, check_no_left_over, check_version, make_origin
 from support.writer_world import WriterWorld
+from weightbus.bus.interface import Message
 from weightbus.bus.memory import MemoryBus, MemoryServer
 from weightbus.producers.hf_folder import publish_hf_folder
-from weightbus.schemas.errors import BusClosedError
+from weightbus.schemas.errors import BusClosedError, BusUnavailableError
 from weightbus.schemas.events import VersionKey
 from weightbus.writers.config import WriterConfig
 from weightbus.writers.service import Writer
@@ -151,3 +152,29 @@ async def test_closed_files_and_sources_after_each_version(tmp_path: Path) -> No
             await publish_hf_folder(tmp_path / "origin", RUN, bus, number)
             await world.complete(bus, number)
             await eventually(lambda: open_under(tmp_path) == [])
+
+
+async def test_a_server_that_is_away_at_the_start(tmp_path: Path) -> None:
+    tensors = make_origin(tmp_path / "origin")
+    world = WriterWorld(tmp_path / "versions", 1)
+    async with await MemoryBus.connect(world.server) as bus:
+        await publish_hf_folder(tmp_path / "origin", RUN, bus, 0)
+    asked: list[str] = []
+
+    class Deaf(MemoryBus):
+        """The first three questions get no answer."""
+
+        async def last(self, subject_filter: str, *, timeout_s: float = 10.0) -> Message | None:
+            asked.append(subject_filter)
+            if len(asked) <= 3:
+                raise BusUnavailableError("no answer")
+            return await super().last(subject_filter, timeout_s=timeout_s)
+
+    async with await Deaf.connect(world.server) as bus:
+        writer = world.writers[0] = Writer(bus, config(tmp_path / "versions"))
+        running = asyncio.create_task(writer.run())
+        complete = await world.complete(bus)
+        await writer.stop()
+        await running
+    check_version(complete, tensors)
+    assert len(asked) > 3
