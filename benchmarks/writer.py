@@ -220,7 +220,13 @@ async def convert(folder: Path, *, durable: bool) -> dict[str, float]:
             key = VersionKey(run_id=RUN, attempt=1, weight_version=version)
             done = await wait_for_outcome(bus, key, timeout_s=120)
         grown = max(numbers.get("rss_mib", 0.0), peak.mib - peak.before)
-        numbers = {"cpu_s": _cpu_s() - cpu, "wall_s": time.perf_counter() - wall, "rss_mib": grown}
+        looked_at = max(numbers.get("shared_mib", 0.0), _shared_mib())
+        numbers = {
+            "cpu_s": _cpu_s() - cpu,
+            "wall_s": time.perf_counter() - wall,
+            "rss_mib": grown,
+            "shared_mib": looked_at,
+        }
         if version == 0:
             shutil.rmtree(done.directory)
         else:
@@ -258,6 +264,12 @@ def _memory_mib() -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     return sum(int(fields[name].split()[0]) for name in ("RssAnon", "RssFile")) / 1024
+
+
+def _shared_mib() -> float:
+    """The producers' pages that are mapped: they count in VmRSS, and are nobody's but theirs."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(dict(line.split(":", 1) for line in lines)["RssShmem"].split()[0]) / 1024
 
 
 class Peak:
@@ -425,10 +437,13 @@ def report(rounds: list[dict[str, dict[str, float]]], nbytes: int) -> None:
         median = statistics.median(values)
         verdict = "ok" if median >= AIMS[key] else "MISSED"
         print(f"{names[key]}: {median:.2f} (aim >= {AIMS[key]})  {verdict}")
-    growth = max(max(r["convert"]["rss_mib"], r["durable"]["rss_mib"]) for r in rounds)
+    runs = [r[what] for r in rounds for what in ("convert", "durable")]
+    growth = max(run["rss_mib"] for run in runs)
+    shared = max(run["shared_mib"] for run in runs)
     verdict = "ok" if growth <= AIMS["rss_mib"] else "MISSED"
     aim = f"(aim <= {AIMS['rss_mib']:.0f})"
     print(f"growth of the writer's own memory: {growth:.0f} MiB {aim}  {verdict}")
+    print(f"  besides, {shared:.0f} MiB of the producers' arena are mapped: VmRSS counts them too")
 
 
 if __name__ == "__main__":
