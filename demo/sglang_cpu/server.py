@@ -32,8 +32,8 @@ _SHM = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives
 _GRACE_S = 10.0
 _PORT_TRIES = 3
 _LOG_TAIL_CHARS = 3000
-# The pool is bounded by its tokens. A small fraction would do, but SGLang takes what other processes
-# allocate between its two looks at the free memory for its own weights, and gives up.
+# The pool is bounded by its tokens. A small fraction would do, but SGLang takes what others allocate
+# between its two looks at the free memory for weights of its own, and gives up.
 _FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
     "--host", "127.0.0.1", "--max-total-tokens", "4096", "--context-length", "1024",
@@ -74,6 +74,7 @@ class SglangServer:
         self._ready_within_s = ready_within_s
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
+        self._shared: set[Path] = set()
         needed = self._python if self._overlay is None else self._overlay / "sglang"
         if not needed.exists() or not self._python.exists():
             raise MissingDependencyError(
@@ -146,7 +147,7 @@ class SglangServer:
         process, self._process = self._process, None
         if process is None:
             return
-        shared = _shared_memory_of(process.pid)
+        self._shared |= _shared_memory_of(process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -155,8 +156,8 @@ class SglangServer:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(_GRACE_S)
         # What ends by a signal leaves its shared memory behind.
-        for path in shared:
-            path.unlink(missing_ok=True)
+        while self._shared:
+            self._shared.pop().unlink(missing_ok=True)
 
     def _launch(self) -> None:
         command = [str(self._python), "-m", "sglang.launch_server"]
@@ -186,6 +187,8 @@ class SglangServer:
         end = time.monotonic() + self._ready_within_s
         with httpx.Client(base_url=self.url, trust_env=False, timeout=30.0) as client:
             while time.monotonic() < end:
+                # Looked at now: a server that dies while it starts tells nobody afterwards.
+                self._shared |= set() if self._process is None else _shared_memory_of(self.pid)
                 code = None if self._process is None else self._process.poll()
                 if code is not None:
                     raise EngineRefusedError(
