@@ -32,8 +32,8 @@ _SHM = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives
 _GRACE_S = 10.0
 _PORT_TRIES = 3
 _LOG_TAIL_CHARS = 3000
-# The pool is bounded by its tokens. A small fraction would do, but SGLang takes what others allocate
-# between its two looks at the free memory for weights of its own, and gives up.
+# The pool is bounded by its tokens. A small fraction would do, but SGLang takes what others
+# allocate between its two looks at the free memory for weights of its own, and gives up.
 _FLAGS = (
     "--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch",
     "--host", "127.0.0.1", "--max-total-tokens", "4096", "--context-length", "1024",
