@@ -83,7 +83,7 @@ class VersionPublisher:
         producers: how many producers each version has.
         staging: the arena.
         times: deadlines.
-        owns_bus: whether `close` closes the bus thread too.
+        owns_bus: whether `close`, or a start that fails, closes the bus thread too.
         replicas: hashes some of the tensors that other producers publish, in each version.
 
     Raises:
@@ -105,20 +105,28 @@ class VersionPublisher:
         owns_bus: bool = False,
         replicas: ReplicaRounds | None = None,
     ) -> None:
-        layout = source.layout
         self._source, self._bus, self._owns_bus = source, bus, owns_bus
         self._staging, self._times = staging, times
         self._replicas = replicas
+        self._newest: int | None = None
+        self._calls = threading.Lock()  # one publish at a time
+        self._closing = False
+        try:
+            self._begin(run_id, attempt, producers)
+        except BaseException:
+            if owns_bus:
+                bus.close()
+            raise
+
+    def _begin(self, run_id: str, attempt: int, producers: int) -> None:
+        layout, bus, times = self._source.layout, self._bus, self._times
         self._producer = Producer(run_id, attempt, layout.producer.rank, producers)
         self._placed = place(
             (index, tensor.nbytes) for index, tensor in enumerate(layout.tensors) if tensor.owned
         )
-        chunks = plan_chunks(self._placed, staging.chunk_bytes)
-        self._newest: int | None = None
-        self._calls = threading.Lock()  # one publish at a time
-        self._closing = False
+        chunks = plan_chunks(self._placed, self._staging.chunk_bytes)
         name = ArenaName(run_id, attempt, layout.producer.rank)
-        self._arena = StagingArena(name, staging, region_bytes(self._placed))
+        self._arena = StagingArena(name, self._staging, region_bytes(self._placed))
         try:
             bus.run(
                 publish_layout(bus.bus, run_id, attempt, layout, timeout_s=times.start_s),

@@ -1,5 +1,6 @@
 """publish(): what is on the bus, what is in the arena, and when a slot is free."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -321,3 +322,11 @@ def test_an_arena_that_is_too_small_is_refused(
 ) -> None:
     with pytest.raises(StagingTooSmallError, match="cannot hold a version of"):
         make_publisher(server, source, StagingConfig(folder=tmp_path, slot_bytes=64))
+
+
+def test_a_start_that_fails_leaves_no_thread(server: MemoryServer, tmp_path: Path) -> None:
+    running = set(threading.enumerate())
+    small = StagingConfig(folder=tmp_path, slot_bytes=1)
+    with pytest.raises(StagingTooSmallError):
+        make_publisher(server, BytesSource({"a": b"a" * 4096}), small)
+    assert set(threading.enumerate()) <= running

@@ -12,10 +12,10 @@ from pathlib import Path
 @contextmanager
 def nothing_left(folder: Path) -> Generator[None]:
     """After the block: no thread of a writer, no task but the test's, no open file in `folder`."""
-    before = asyncio.all_tasks()
+    before, running = asyncio.all_tasks(), set(threading.enumerate())
     yield
-    threads = [thread.name for thread in threading.enumerate() if "weightbus" in thread.name]
-    assert threads == []
+    threads = [thread.name for thread in set(threading.enumerate()) - running]
+    assert [name for name in threads if "weightbus" in name] == []
     assert {task.get_name() for task in asyncio.all_tasks() - before} == set()
     assert [path for path in open_files() if path.is_relative_to(folder)] == []
 

@@ -38,7 +38,9 @@ def config(root: Path) -> WriterConfig:
 
 
 def threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("weightbus-")]
+    """A writer's threads; other roles have theirs."""
+    names = [one.name for one in threading.enumerate()]
+    return [name for name in names if name.startswith("weightbus-") and name != "weightbus-bus"]
 
 
 def open_under(folder: Path) -> list[str]:
