@@ -31,6 +31,7 @@ _POLL_S = 0.25
 _SHM = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives
 _GRACE_S = 10.0
 _PORT_TRIES = 3
+_MAX_PORT = 50_000
 _LOG_TAIL_CHARS = 3000
 # The pool is bounded by its tokens. A small fraction would do, but SGLang takes what others
 # allocate between its two looks at the free memory for weights of its own, and gives up.
@@ -226,6 +227,11 @@ def _shared_memory_of(group: int) -> set[Path]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A free port below `_MAX_PORT`: SGLang adds up to 10000 to it for ports of its own."""
+    with contextlib.ExitStack() as held:
+        while True:
+            probe = held.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+            if port <= _MAX_PORT:
+                return port
